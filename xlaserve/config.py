@@ -1,0 +1,148 @@
+"""The deployment's configuration: one YAML file plus `--set a.b=c`, checked here once and frozen.
+
+Values of None mean "derived at start"; the resolved value and its reason are printed in the banner.
+"""
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from xlaserve.errors import ConfigError
+
+_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+
+
+def _parse_bytes(value):
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", value)
+    if not match or match[2].upper() not in _UNITS:
+        raise ValueError("write a number of bytes, or a size such as 512MiB or 4GiB")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+
+class ModelSection(_Section):
+    source: str = "demo"  # demo | folder | file.gguf | hub id | random:config.json
+    revision: str | None = None  # of a hub id
+    served_name: str | None = None  # default: the last part of the source
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = Field(default=None, ge=1)
+    generation_config: Literal["auto", "none"] = "auto"  # none: the checkpoint's sampling defaults are not used
+    chat_template: Path | None = None  # a file that replaces the checkpoint's template
+
+
+class CacheSection(_Section):
+    block_size: int = Field(default=16, ge=1, le=256)  # tokens
+    num_blocks: int | None = Field(default=None, ge=2)  # per layer group, the null block included
+    memory: Bytes | None = None  # of the KV pool, all groups together
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+
+
+class SchedulerSection(_Section):
+    max_num_seqs: int | None = Field(default=None, ge=1, le=4096)
+    max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    async_scheduling: bool = True  # false: each step is awaited at once; same code, for debugging
+
+
+class KernelsSection(_Section):
+    attention_backend: str = "auto"
+
+
+class CompileSection(_Section):
+    cache_dir: Path | None = None  # persistent compilation cache; default: the user's cache folder
+
+
+class ServerSection(_Section):
+    host: str = "127.0.0.1"
+    port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
+    max_connections: int = Field(default=256, ge=1)
+    max_body: Bytes = 16 * 2**20
+    max_waiting: int = Field(default=1024, ge=0)  # requests queued in the engine before 429
+
+
+class Config(_Section):
+    model: ModelSection = ModelSection()
+    cache: CacheSection = CacheSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    kernels: KernelsSection = KernelsSection()
+    compile: CompileSection = CompileSection()
+    server: ServerSection = ServerSection()
+    seed: int = 0  # of random weights, and of the seeds drawn for unseeded requests
+
+
+def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Reads `path` (YAML; None = all defaults), applies `a.b=c` overrides, and checks the result.
+
+    Raises ConfigError naming the file, the key, what was found and what is allowed.
+    """
+    where = str(path) if path else "the settings"
+    data: Any = {}
+    if path:
+        try:
+            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise ConfigError(f"cannot read the config file {path}: {error}") from error
+        data = {} if data is None else data
+        if not isinstance(data, dict):
+            raise ConfigError(f"{path}: expected a mapping of sections, found {type(data).__name__}")
+    for override in overrides:
+        _apply_override(data, override)
+    try:
+        return Config.model_validate(data)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(where, e) for e in error.errors())) from error
+
+
+def _apply_override(data: dict, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"--set {override!r}: write it as section.key=value")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
+    *parents, last = key.split(".")
+    for parent in parents:
+        data = data.setdefault(parent, {})
+        if not isinstance(data, dict):
+            raise ConfigError(f"--set {override!r}: {parent} is not a section")
+    data[last] = value
+
+
+def _explain(where: str, error: Any) -> str:
+    path = [str(part) for part in error["loc"]]
+    key = ".".join(path)
+    if error["type"] == "extra_forbidden":
+        return f"{where}: unknown key {key!r}. {_suggest(path)}"
+    return f"{where}: {key} is {str(error.get('input'))[:80]!r}: {error['msg']}"
+
+
+def _suggest(path: list[str]) -> str:
+    """The nearest valid key, among those of the same section first and then of all."""
+    section: Any = Config
+    for part in path[:-1]:
+        section = section.model_fields[part].annotation
+    siblings = {name: ".".join([*path[:-1], name]) for name in section.model_fields}
+    everywhere = {
+        name: f"{outer}.{name}"
+        for outer, field in Config.model_fields.items()
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)
+        for name in field.annotation.model_fields
+    }
+    for candidates in (siblings, everywhere):
+        near = difflib.get_close_matches(path[-1], candidates, n=1, cutoff=0.5)
+        if near:
+            return f"Did you mean {candidates[near[0]]!r}?"
+    return f"Valid keys there: {', '.join(siblings.values())}"

@@ -1,0 +1,26 @@
+"""What the engine sends back for one request after one step: token ids and numbers, no text, serialisable."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+FinishReason = Literal["stop", "length", "abort", "error"]
+
+
+@dataclass(frozen=True)
+class TokenLogprobs:
+    """Raw model logprobs (before temperature and truncation) of one generated token."""
+
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # (token id, logprob), best first; as many as were asked for
+
+
+@dataclass(frozen=True)
+class EngineOutput:
+    """`token_ids` are the new ones only. The last output of a request has a `finish_reason`."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token id, if asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
+    error: str | None = None  # with finish_reason "error"

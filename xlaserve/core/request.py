@@ -1,0 +1,65 @@
+"""One request as the scheduler sees it: token ids, two clocks, and its place in the pool and on the device."""
+
+import enum
+import time
+from dataclasses import dataclass, field
+
+from xlaserve.core.outputs import FinishReason
+from xlaserve.sampling_params import SamplingParams
+
+
+class RequestStatus(enum.Enum):
+    WAITING = "waiting"  # also after a preemption
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)  # identity: a request is compared as itself, also when ids repeat
+class Request:
+    """Two clocks: `num_computed_tokens` counts what has been *launched*, `token_ids` what has *come back*.
+
+    The second lags: `num_in_flight` sampled tokens are still on the device, their ids unknown to the host.
+    """
+
+    request_id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    max_total_tokens: int  # prompt + output at most: min(prompt + max_tokens, max_model_len, what the pool holds)
+    stop_ids: frozenset[int]  # EOS (unless ignored) and the request's stop_token_ids
+    seed: int  # resolved: the request's, or drawn for it
+    eos_ids: frozenset[int] = frozenset()  # the part of stop_ids that is EOS: reported without a stop_reason
+
+    arrival_time: float = field(default_factory=time.monotonic)
+    status: RequestStatus = RequestStatus.WAITING
+    finish_reason: FinishReason | None = None
+    token_ids: list[int] = field(init=False)  # prompt + output that has come back
+    num_computed_tokens: int = 0
+    num_in_flight: int = 0
+    num_preemptions: int = 0
+    row: int = -1  # place in the device state while running
+    block_tables: list[list[int]] = field(default_factory=list)  # per layer group, while running
+
+    def __post_init__(self):
+        self.token_ids = list(self.prompt_ids)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Known to exist, in flight included."""
+        return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def num_output_tokens(self) -> int:
+        """That have come back."""
+        return len(self.token_ids) - len(self.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.token_ids[len(self.prompt_ids) :]
+
+    @property
+    def is_finished(self) -> bool:
+        return self.status is RequestStatus.FINISHED

@@ -1,0 +1,30 @@
+"""The errors a user can act on. Everything else is a bug of ours and keeps its traceback."""
+
+
+class XlaserveError(Exception):
+    """Base of all errors whose message is written for the user."""
+
+
+class ConfigError(XlaserveError):
+    """A configuration that cannot be used; the message names the key, the value found and the values allowed."""
+
+
+class CheckpointError(XlaserveError):
+    """A checkpoint that cannot be used; the message names the file, the tensor or key, found and expected."""
+
+
+class InvalidRequest(XlaserveError):
+    """One request that cannot be served (HTTP 400 unless `status` says otherwise); it touches no other request.
+
+    `param` is the name of the offending field, `code` OpenAI's machine-readable code where there is one.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, status: int = 400):
+        super().__init__(message)
+        self.param = param
+        self.code = code
+        self.status = status
+
+
+class EngineUnavailable(XlaserveError):
+    """The engine is still loading, is shutting down or has failed (HTTP 503)."""

@@ -1,0 +1,65 @@
+"""What one request asks of sampling. Knows nothing of devices; the device side is `SamplingMetadata`."""
+
+import math
+from dataclasses import dataclass
+
+from xlaserve.errors import InvalidRequest
+
+MAX_LOGPROBS = 5
+MAX_STOP_STRINGS = 4  # OpenAI's limit
+SEED_LIMIT = 2**63
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """Checked on construction: a wrong value raises `InvalidRequest` naming the field.
+
+    max_tokens: tokens to generate at most; None = what is left of the context.
+    temperature: 0 = greedy. top_k: 0 or -1 = off. top_p: 1 = off.
+    seed: None = drawn afresh for each request. logprobs: None = off, else the number of alternatives (0..5).
+    """
+
+    max_tokens: int | None = 16
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self):
+        if self.max_tokens is not None:
+            _check("max_tokens", self.max_tokens, _is_int(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1")
+        _check("temperature", self.temperature, _in_range(self.temperature, 0, 2), "a number from 0 to 2")
+        _check("top_p", self.top_p, _in_range(self.top_p, 0, 1) and self.top_p > 0, "a number above 0, up to 1")
+        _check("top_k", self.top_k, _is_int(self.top_k) and self.top_k >= -1, "an integer >= 1, or 0 or -1 for off")
+        object.__setattr__(self, "top_k", max(0, self.top_k))
+        if self.seed is not None:
+            allowed = _is_int(self.seed) and -SEED_LIMIT <= self.seed < SEED_LIMIT
+            _check("seed", self.seed, allowed, "an integer of 64 bits")
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
+        _check("stop", self.stop, len(self.stop) <= MAX_STOP_STRINGS, f"at most {MAX_STOP_STRINGS} strings")
+        _check("stop", self.stop, all(isinstance(s, str) and s for s in self.stop), "non-empty strings")
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        ids_ok = all(_is_int(i) and i >= 0 for i in self.stop_token_ids)
+        _check("stop_token_ids", self.stop_token_ids, ids_ok, "token ids >= 0")
+        _check("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "true or false")
+        if self.logprobs is not None:
+            allowed = _is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
+            _check("logprobs", self.logprobs, allowed, f"an integer from 0 to {MAX_LOGPROBS}")
+
+
+def _is_int(value) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _in_range(value, low: float, high: float) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and math.isfinite(value) and low <= value <= high
+
+
+def _check(name: str, value, ok: bool, allowed: str) -> None:
+    if not ok:
+        raise InvalidRequest(f"{name} is {str(value)[:80]!r}: must be {allowed}", param=name)
