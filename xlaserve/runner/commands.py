@@ -1,0 +1,87 @@
+"""The orders that reach the runner: ordered, serialisable, plain ints and numpy arrays. Nothing else reaches it.
+
+Rows are places in the device state, 0 <= row < max_num_seqs. All commands of a step are executed in the order given.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class ResetRow:
+    """Gives `row` to a request: its sampling parameters and the whole of its block tables so far."""
+
+    row: int
+    block_tables: tuple[tuple[int, ...], ...]  # per layer group
+    temperature: float
+    top_k: int  # 0 = off
+    top_p: float
+    seed: int  # any 64-bit int
+    choice_index: int = 0
+
+
+@dataclass(frozen=True)
+class RowTokens:
+    """The tokens of one row in a Body: `num_tokens` from position `start` on.
+
+    `token_ids` of None means one token: the row's last sampled one, which only the device knows.
+    """
+
+    row: int
+    start: int
+    num_tokens: int
+    token_ids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Body:
+    """Computes hidden states and KV of `rows` (ascending by row); `outputs` are the rows whose last token feeds a head."""
+
+    rows: tuple[RowTokens, ...]
+    table_deltas: tuple[tuple[int, int, int, int], ...]  # (group, row, column, block), applied before the body
+    outputs: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    hidden_row: int  # index into the last Body's outputs
+    row: int  # the request row: parameters, and where the token is remembered
+    position: int  # of the token being sampled, counted from the prompt's first: names its random number
+
+
+@dataclass(frozen=True)
+class Sample:
+    rows: tuple[SampleRow, ...]
+    want_logprobs: bool  # some row asks for alternatives; others cost nothing
+
+
+Command = ResetRow | Body | Sample
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """Host arrays, one entry per SampleRow."""
+
+    tokens: np.ndarray  # int32 [n]
+    ok: np.ndarray  # bool [n]; False: the logits were not finite
+    logprobs: np.ndarray  # float32 [n], of the sampled token, raw
+    top_ids: np.ndarray  # int32 [n, 5]; zeros unless want_logprobs
+    top_logprobs: np.ndarray  # float32 [n, 5]
+
+
+class StepFuture(Protocol):
+    def result(self) -> SampleResult:
+        """Waits for the device and returns the sampled tokens; raises what the step raised."""
+        ...
+
+
+class Runner(Protocol):
+    def execute(self, command: Command) -> StepFuture | None:
+        """Launches a command without waiting for it. Only Sample returns a future."""
+        ...
+
+    def rebuild(self) -> None:
+        """Makes the device state anew, empty, after a step has failed."""
+        ...
