@@ -1,0 +1,170 @@
+"""Paged attention in XLA operations, over a flat list of live tiles. Runs anywhere; the default on CPU.
+
+A *query block* is up to Bq consecutive queries of one row, a *tile* one query block times one chunk of C keys of its
+context. Only live tiles are computed, G at a time in a loop whose trip count is known only on the device, so the cost
+follows the live tokens: neither the longest row nor the width of the block tables matters, and no shape depends on them.
+
+Letters: T tokens, R rows, N query heads, K kv heads, g = N / K, H head_dim, W table width, Q query blocks.
+"""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+
+from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
+
+MASKED = -1e30  # not -inf: a tile with no visible key for some query must not make NaN
+
+
+@dataclass(frozen=True)
+class TileSizes:
+    query_block: int  # Bq, tokens
+    chunk: int  # C, tokens; a multiple of block_size
+    tiles_per_step: int  # G
+
+
+def choose_tiles(num_tokens: int, num_rows: int, block_size: int) -> TileSizes:
+    """Small batches decode, one query per row; large ones hold prefill chunks, whose queries share their keys' reads."""
+    chunk = max(block_size, 128 // block_size * block_size)
+    if num_tokens <= num_rows:
+        return TileSizes(query_block=1, chunk=chunk, tiles_per_step=max(4, num_tokens))
+    return TileSizes(query_block=16, chunk=chunk, tiles_per_step=8)
+
+
+@dataclass(frozen=True)
+class _QueryBlocks:
+    """Where each query block lies; all arrays [Q]."""
+
+    token: Array  # its first token
+    length: Array  # live queries, 0..Bq
+    position: Array  # of its first query, in its row
+    row: Array
+    first_chunk: Array
+    tiles_before: Array  # [Q + 1] live tiles of all earlier query blocks
+
+
+def paged_attention_xla(
+    q: Array,
+    kv_cache: Array,
+    block_tables: Array,
+    query_start_loc: Array,
+    seq_lens: Array,
+    *,
+    layout: BlockMajorLayout,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Array:
+    """See reference.py for the arguments; kv_cache as `layout` has it. Returns [T, N, H] in q's dtype."""
+    num_tokens, num_heads, head_dim = q.shape
+    kv_heads = layout.num_kv_heads
+    group = num_heads // kv_heads
+    sizes = choose_tiles(num_tokens, seq_lens.shape[0], layout.block_size)
+    blocks = _find_query_blocks(query_start_loc, seq_lens, num_tokens, sizes, sliding_window)
+    num_blocks = blocks.token.shape[0]
+
+    # Queries by block, the g heads of a kv head beside the block's tokens: [Q + 1, K, g * Bq, H]. Row Q is a dummy.
+    token = jnp.minimum(blocks.token[:, None] + jnp.arange(sizes.query_block), num_tokens - 1)  # [Q, Bq]
+    grouped = (q.astype(jnp.float32) * scale).astype(q.dtype)[token]  # [Q, Bq, N, H]
+    grouped = grouped.reshape(num_blocks, sizes.query_block, kv_heads, group, head_dim).transpose(0, 2, 3, 1, 4)
+    grouped = grouped.reshape(num_blocks, kv_heads, group * sizes.query_block, head_dim)
+
+    def step(index, carry):
+        tile = index * sizes.tiles_per_step + jnp.arange(sizes.tiles_per_step)
+        live = tile < blocks.tiles_before[-1]
+        block = jnp.searchsorted(blocks.tiles_before[1:], tile, side="right", method="compare_all")  # [G]
+        block = jnp.where(live, block, num_blocks)
+        partial = _attend_tiles(tile, block, live, blocks, grouped, kv_cache, block_tables, layout, sizes,
+                                sliding_window, soft_cap)  # fmt: skip
+        return _merge(carry, block, partial)
+
+    rows = group * sizes.query_block
+    carry = (
+        jnp.full((num_blocks + 1, kv_heads, rows), MASKED, jnp.float32),
+        jnp.zeros((num_blocks + 1, kv_heads, rows), jnp.float32),
+        jnp.zeros((num_blocks + 1, kv_heads, rows, head_dim), jnp.float32),
+    )
+    num_steps = (blocks.tiles_before[-1] + sizes.tiles_per_step - 1) // sizes.tiles_per_step
+    _, total, acc = lax.fori_loop(0, num_steps, step, carry)
+    out = acc[:-1] / jnp.maximum(total[:-1], 1e-30)[..., None]
+    out = out.reshape(num_blocks, kv_heads, group, sizes.query_block, head_dim).transpose(0, 3, 1, 2, 4)
+    out = out.reshape(num_blocks, sizes.query_block, num_heads, head_dim).astype(q.dtype)
+    live = jnp.arange(sizes.query_block) < blocks.length[:, None]
+    place = jnp.where(live, token, num_tokens)  # queries of no row are dropped
+    return jnp.zeros_like(q).at[place.reshape(-1)].set(out.reshape(-1, num_heads, head_dim), mode="drop")
+
+
+def _find_query_blocks(query_start_loc, seq_lens, num_tokens, sizes, sliding_window) -> _QueryBlocks:
+    num_rows = seq_lens.shape[0]
+    query_lens = query_start_loc[1:] - query_start_loc[:-1]
+    per_row = (query_lens + sizes.query_block - 1) // sizes.query_block
+    before = jnp.cumsum(per_row)  # [R]
+    # Each row's last block may be partly filled, hence the second term.
+    limit = num_tokens if sizes.query_block == 1 else num_tokens // sizes.query_block + min(num_rows, num_tokens)
+    index = jnp.arange(limit)
+    row = jnp.minimum(jnp.searchsorted(before, index, side="right", method="compare_all"), num_rows - 1)
+    offset = (index - (before - per_row)[row]) * sizes.query_block
+    length = jnp.clip(query_lens[row] - offset, 0, sizes.query_block)
+    length = jnp.where(index < before[-1], length, 0)
+    position = (seq_lens - query_lens)[row] + offset
+    oldest = 0 if sliding_window is None else jnp.maximum(position - sliding_window + 1, 0)
+    first_chunk = oldest // sizes.chunk + jnp.zeros_like(position)
+    end_chunk = (position + length + sizes.chunk - 1) // sizes.chunk
+    tiles = jnp.where(length > 0, end_chunk - first_chunk, 0)
+    tiles_before = jnp.concatenate([jnp.zeros(1, tiles.dtype), jnp.cumsum(tiles)])
+    return _QueryBlocks(query_start_loc[row] + offset, length, position, row, first_chunk, tiles_before)
+
+
+def _attend_tiles(tile, block, live, blocks, grouped, kv_cache, block_tables, layout, sizes, sliding_window, soft_cap):
+    """Partial softmax of G tiles: maximum [G, K, g*Bq], sum of exponentials, and weighted values [G, K, g*Bq, H]."""
+    block = jnp.minimum(block, blocks.token.shape[0] - 1)  # dead tiles read some block; all their keys are masked
+    chunk = jnp.where(live, blocks.first_chunk[block] + tile - blocks.tiles_before[block], 0)
+    columns = chunk[:, None] * (sizes.chunk // layout.block_size) + jnp.arange(sizes.chunk // layout.block_size)
+    width = block_tables.shape[1]
+    block_ids = block_tables[blocks.row[block][:, None], jnp.minimum(columns, width - 1)]
+    keys, values = layout.read_pages(kv_cache, block_ids)  # [G, K, C, H]
+
+    key_position = chunk[:, None] * sizes.chunk + jnp.arange(sizes.chunk)  # [G, C]
+    query_position = blocks.position[block][:, None] + jnp.arange(sizes.query_block)  # [G, Bq]
+    visible = key_position[:, None, :] <= query_position[:, :, None]  # [G, Bq, C]
+    if sliding_window is not None:
+        visible &= key_position[:, None, :] > query_position[:, :, None] - sliding_window
+    visible &= live[:, None, None]
+    group = grouped.shape[2] // sizes.query_block
+    visible = jnp.tile(visible, (1, group, 1))[:, None]  # [G, 1, g * Bq, C]
+
+    scores = jnp.einsum("gkqh,gkch->gkqc", grouped[block], keys, preferred_element_type=jnp.float32)
+    if soft_cap is not None:
+        scores = soft_cap * jnp.tanh(scores / soft_cap)
+    scores = jnp.where(visible, scores, MASKED)
+    maximum = scores.max(axis=-1)
+    weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
+    # Unwritten slots may hold anything, NaN included, and 0 * NaN is NaN.
+    last = blocks.position[block] + blocks.length[block]
+    values = jnp.where((key_position < last[:, None])[:, None, :, None], values, 0)
+    acc = jnp.einsum("gkqc,gkch->gkqh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    return maximum, weights.sum(axis=-1), acc
+
+
+def _merge(carry, block, partial):
+    """Online softmax: joins the G tiles to the running state of their query blocks.
+
+    Tiles of one query block are neighbours, so they are first joined among themselves into segments of distinct blocks.
+    """
+    maximum, total, acc = partial
+    size = block.shape[0]
+    starts = jnp.concatenate([jnp.ones(1, bool), block[1:] != block[:-1]])
+    segment = jnp.cumsum(starts) - 1  # [G]
+    dummy = carry[0].shape[0] - 1
+    owner = jnp.full(size, dummy).at[segment].set(block)  # [G], the query block of each segment
+
+    old_max, old_total, old_acc = (x[owner] for x in carry)
+    new_max = jnp.maximum(old_max, jax.ops.segment_max(maximum, segment, size, indices_are_sorted=True))
+    tile_scale = jnp.exp(maximum - new_max[segment])
+    old_scale = jnp.exp(old_max - new_max)
+    new_total = old_total * old_scale + jax.ops.segment_sum(total * tile_scale, segment, size, indices_are_sorted=True)
+    summed = jax.ops.segment_sum(acc * tile_scale[..., None], segment, size, indices_are_sorted=True)
+    new_acc = old_acc * old_scale[..., None] + summed
+    return tuple(x.at[owner].set(new) for x, new in zip(carry, (new_max, new_total, new_acc), strict=True))

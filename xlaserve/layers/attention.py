@@ -1,0 +1,102 @@
+"""Self-attention over the paged KV pool: projections, rotary embedding, KV write, attention, output projection."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import flax.struct
+from jax import Array
+from xlaserve_kernels.paged_attention import BlockMajorLayout, paged_attention
+
+from xlaserve.layers.linear import Linear, linear, linear_spec
+from xlaserve.layers.norm import RMSNorm, norm_spec
+from xlaserve.layers.rotary import apply_rotary
+
+
+@flax.struct.dataclass
+class Attention:
+    q_proj: Linear
+    k_proj: Linear
+    v_proj: Linear
+    o_proj: Linear
+    q_norm: RMSNorm | None = None
+    k_norm: RMSNorm | None = None
+
+
+@flax.struct.dataclass
+class AttentionMetadata:
+    """Where this step's tokens stand, for one layer group. Row r's queries are its context's last ones."""
+
+    block_tables: Array  # int32 [R, W]
+    slot_mapping: Array  # int32 [T]
+    query_start_loc: Array  # int32 [R + 1]
+    seq_lens: Array  # int32 [R], context with this step's tokens
+
+
+@dataclass(frozen=True)
+class AttentionOptions:
+    """What is fixed when the program is compiled."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    backend: str
+    layout: BlockMajorLayout
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+
+
+def attention_spec(
+    hidden_size: int,
+    num_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    *,
+    qkv_bias: bool = False,
+    o_bias: bool = False,
+    qk_norm: bool = False,
+    unit_offset: bool = False,
+) -> Attention:
+    """`qk_norm`: per-head norms of queries and keys; `unit_offset`: these are Gemma's."""
+    q_dim, kv_dim = num_heads * head_dim, num_kv_heads * head_dim
+    return Attention(
+        q_proj=linear_spec(q_dim, hidden_size, "heads", "embed", bias=qkv_bias),
+        k_proj=linear_spec(kv_dim, hidden_size, "kv_heads", "embed", bias=qkv_bias),
+        v_proj=linear_spec(kv_dim, hidden_size, "kv_heads", "embed", bias=qkv_bias),
+        o_proj=linear_spec(hidden_size, q_dim, "embed", "heads", bias=o_bias),
+        q_norm=norm_spec(head_dim, unit_offset=unit_offset) if qk_norm else None,
+        k_norm=norm_spec(head_dim, unit_offset=unit_offset) if qk_norm else None,
+    )
+
+
+def self_attention(
+    x: Array,
+    p: Attention,
+    kv_cache: Array,
+    rotary: tuple[Array, Array],
+    metadata: AttentionMetadata,
+    options: AttentionOptions,
+    norm: Callable[[Array, RMSNorm], Array],
+) -> tuple[Array, Array]:
+    """x [T, D] -> [T, D] and the KV pool with this step's tokens written. `norm` applies q_norm and k_norm per head."""
+    heads = (x.shape[0], -1, options.head_dim)
+    q = linear(x, p.q_proj).reshape(heads)  # [T, N, H]
+    k = linear(x, p.k_proj).reshape(heads)  # [T, K, H]
+    v = linear(x, p.v_proj).reshape(heads)
+    if p.q_norm is not None and p.k_norm is not None:
+        q, k = norm(q, p.q_norm), norm(k, p.k_norm)
+    q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
+    kv_cache = options.layout.write(kv_cache, k, v, metadata.slot_mapping)
+    out = paged_attention(
+        q,
+        kv_cache,
+        metadata.block_tables,
+        metadata.query_start_loc,
+        metadata.seq_lens,
+        backend=options.backend,
+        layout=options.layout,
+        scale=options.scale,
+        sliding_window=options.sliding_window,
+        soft_cap=options.soft_cap,
+    )
+    return linear(out.reshape(x.shape[0], -1), p.o_proj), kv_cache

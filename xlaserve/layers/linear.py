@@ -1,0 +1,46 @@
+"""Matrix products with weights stored as checkpoints have them, [out, in]."""
+
+import flax.struct
+import jax.numpy as jnp
+from jax import Array
+
+from xlaserve.layers.params import ArraySpec, Axis
+
+
+@flax.struct.dataclass
+class Linear:
+    weight: Array  # [out, in]
+    bias: Array | None = None  # [out]
+
+
+@flax.struct.dataclass
+class Embedding:
+    weight: Array  # [V, D]
+
+
+def linear_spec(out_dim: int, in_dim: int, out_axis: Axis, in_axis: Axis, *, bias: bool = False) -> Linear:
+    """Specs of a Linear; the axes name the dimensions for sharding."""
+    return Linear(
+        weight=ArraySpec((out_dim, in_dim), (out_axis, in_axis)),  # pyright: ignore[reportArgumentType]
+        bias=ArraySpec((out_dim,), (out_axis,), init="zeros") if bias else None,  # pyright: ignore[reportArgumentType]
+    )
+
+
+def embedding_spec(vocab_size: int, hidden_size: int) -> Embedding:
+    return Embedding(weight=ArraySpec((vocab_size, hidden_size), ("vocab", "embed")))  # pyright: ignore[reportArgumentType]
+
+
+def linear(x: Array, p: Linear) -> Array:
+    """x [T, in] -> [T, out] in x's dtype; accumulated in float32."""
+    y = project(x, p.weight).astype(x.dtype)
+    return y if p.bias is None else y + p.bias
+
+
+def project(x: Array, weight: Array) -> Array:
+    """x [T, in] times weight [out, in] -> float32 [T, out]."""
+    return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32)
+
+
+def embed(token_ids: Array, p: Embedding) -> Array:
+    """token_ids int32 [T] -> [T, D]. Ids are checked on the host; a gather would clamp them silently."""
+    return jnp.take(p.weight, token_ids, axis=0, mode="clip")

@@ -1,0 +1,34 @@
+"""Family -> the model's functions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array
+
+from xlaserve.layers.linear import project
+from xlaserve.models import gemma3, llama, qwen3
+from xlaserve.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Family:
+    param_specs: Callable[[ModelConfig], Any]
+    forward: Callable[..., tuple[Array, tuple[Array, ...]]]  # (params, config, plan, kv_caches, batch)
+
+
+FAMILIES = {
+    "llama": Family(llama.param_specs, llama.forward),
+    "qwen3": Family(qwen3.param_specs, qwen3.forward),
+    "gemma3": Family(gemma3.param_specs, gemma3.forward),
+}
+
+
+def compute_logits(params: Any, config: ModelConfig, hidden: Array) -> Array:
+    """hidden [S, D], normed -> float32 logits [S, V]."""
+    head = params.model.embed_tokens if params.lm_head is None else params.lm_head
+    logits = project(hidden, head.weight)
+    if config.final_logit_softcap is not None:
+        logits = config.final_logit_softcap * jnp.tanh(logits / config.final_logit_softcap)
+    return logits
