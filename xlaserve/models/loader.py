@@ -1,0 +1,69 @@
+"""Fills a model's parameters from a checkpoint: all names and shapes are checked first, then tensors stream singly."""
+
+from collections.abc import Callable
+from math import prod
+from typing import Any
+
+import jax
+import numpy as np
+
+from xlaserve.errors import CheckpointError
+from xlaserve.layers.params import ArraySpec, map_specs, named_specs
+from xlaserve.models.checkpoint import Checkpoint
+
+_MAX_SHOWN = 10
+
+
+def load_params(
+    specs: Any,
+    checkpoint: Checkpoint,
+    *,
+    dtype: np.dtype,
+    place: Callable[[np.ndarray, ArraySpec], jax.Array],
+    on_progress: Callable[[int, int, str], None],
+) -> Any:
+    """The tree of `specs` with each leaf read as `dtype` and put on the devices by `place`.
+
+    `on_progress(bytes_done, bytes_total, name)` is called after each tensor, in bytes of `dtype`. Host memory holds one
+    tensor at a time. Raises CheckpointError naming every tensor that is missing, misshapen or not used.
+    """
+    check_tensors(specs, checkpoint)
+    total = sum(prod(spec.shape) for _, spec in named_specs(specs)) * dtype.itemsize
+    done = 0
+
+    def load(name: str, spec: ArraySpec) -> jax.Array:
+        nonlocal done
+        placed = place(checkpoint.read(name, dtype), spec)
+        done += prod(spec.shape) * dtype.itemsize
+        on_progress(done, total, name)
+        return placed
+
+    return map_specs(load, specs)
+
+
+def check_tensors(specs: Any, checkpoint: Checkpoint) -> None:
+    """Compares the checkpoint's headers with `specs`, both ways; raises one CheckpointError for all differences."""
+    wanted = dict(named_specs(specs))
+    stored = checkpoint.tensors
+    problems = [
+        f"{name}: missing; expected shape {list(spec.shape)}" for name, spec in wanted.items() if name not in stored
+    ]
+    problems += [
+        f"{name}: shape {list(info.shape)} in {info.file.name}; expected {list(wanted[name].shape)}"
+        for name, info in stored.items()
+        if name in wanted and info.shape != wanted[name].shape
+    ]
+    problems += [
+        f"{name}: in {info.file.name} with shape {list(info.shape)}, but the model has no such parameter"
+        for name, info in stored.items()
+        if name not in wanted and not _may_be_unused(name)
+    ]
+    if problems:
+        more = [f"and {len(problems) - _MAX_SHOWN} more"] if len(problems) > _MAX_SHOWN else []
+        listing = "\n  ".join(problems[:_MAX_SHOWN] + more)
+        raise CheckpointError(f"{checkpoint.where}: the weights do not fit this configuration:\n  {listing}")
+
+
+def _may_be_unused(name: str) -> bool:
+    """A stored head that the config ties to the embeddings (an untied one is wanted), and tables we compute."""
+    return name == "lm_head.weight" or name.endswith(".rotary_emb.inv_freq")
