@@ -1,0 +1,240 @@
+"""Requests: every field is honoured or refused, with strict types; errors name the field."""
+
+import pytest
+
+from xlaserve.errors import InvalidRequest
+from xlaserve.sampling_params import SamplingParams
+from xlaserve.server import protocol
+from xlaserve.server.unsupported import CHAT, COMPLETION
+
+USER = {"role": "user", "content": "hi"}
+
+
+def completion(**fields) -> protocol.CompletionRequest:
+    return protocol.parse_completion({"model": "m", "prompt": "hi"} | fields)
+
+
+def chat(**fields) -> protocol.ChatRequest:
+    return protocol.parse_chat({"model": "m", "messages": [USER]} | fields)
+
+
+def params(request, **defaults) -> SamplingParams:
+    return request.sampling_params(defaults)
+
+
+def test_defaults_are_openais():
+    assert params(completion()) == SamplingParams(max_tokens=16, temperature=1.0, top_p=1.0)
+    assert params(chat()) == SamplingParams(max_tokens=None, temperature=1.0, top_p=1.0)
+
+
+def test_the_request_wins_over_the_checkpoints_defaults():
+    defaults = {"temperature": 0.6, "top_k": 1}
+    assert params(chat(), **defaults).temperature == 0.6
+    assert params(chat(), **defaults).top_k == 1
+    asked = params(chat(temperature=1, top_k=-1), **defaults)
+    assert (asked.temperature, asked.top_k) == (1, 0)
+
+
+def test_every_sampling_field_arrives():
+    fields = {
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "seed": 0,
+        "stop_token_ids": [3, 4],
+        "ignore_eos": True,
+        "logprobs": 0,
+    }
+    assert params(completion(**fields, stop="x")) == SamplingParams(**fields, stop=("x",))
+    assert params(completion(stop=["x", "y"])).stop == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"max_tokens": 7}, 7),
+        ({"max_completion_tokens": 8}, 8),
+        ({"max_tokens": 7, "max_completion_tokens": 8}, 8),
+        ({"max_tokens": None, "max_completion_tokens": None}, None),
+    ],
+)
+def test_max_completion_tokens_wins_in_chat(fields, expected):
+    assert params(chat(**fields)).max_tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({}, None),
+        ({"logprobs": False}, None),
+        ({"logprobs": True}, 0),
+        ({"logprobs": True, "top_logprobs": 0}, 0),
+        ({"logprobs": True, "top_logprobs": 2}, 2),
+    ],
+)
+def test_chat_logprobs(fields, expected):
+    assert params(chat(**fields)).logprobs == expected
+
+
+def test_null_is_the_same_as_absent_in_every_optional_field():
+    optional = {*protocol.CompletionRequest.model_fields, *COMPLETION} - {"model", "prompt"}
+    assert completion(**dict.fromkeys(optional)) == completion()
+    optional = {*protocol.ChatRequest.model_fields, *CHAT} - {"model", "messages"}
+    assert chat(**dict.fromkeys(optional)) == chat()
+
+
+@pytest.mark.parametrize("field", sorted(COMPLETION))
+def test_unsupported_completion_fields(field):
+    check_unsupported(completion, COMPLETION, field)
+
+
+@pytest.mark.parametrize("field", sorted(CHAT))
+def test_unsupported_chat_fields(field):
+    check_unsupported(chat, CHAT, field)
+
+
+def check_unsupported(parse, table, field):
+    for neutral in table[field].neutral:
+        assert parse(**{field: neutral}) == parse()
+    for other in (2, "other", [1], {"x": 1}):
+        with pytest.raises(InvalidRequest, match=field) as caught:
+            parse(**{field: other})
+        assert caught.value.param == field
+
+
+def test_openais_no_ops_are_taken():
+    chat(user="u", metadata={"a": "b"}, store=False, service_tier="auto")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"unknown": 1},
+        {"n": 2},
+        {"n": True},
+        {"store": True},
+        {"model": 1},
+        {"max_tokens": 0},
+        {"max_tokens": -1},
+        {"max_tokens": "5"},
+        {"max_tokens": 1.0},
+        {"max_tokens": True},
+        {"temperature": "1"},
+        {"temperature": True},
+        {"temperature": -0.1},
+        {"temperature": 2.1},
+        {"top_p": 0},
+        {"top_p": 1.1},
+        {"top_k": -2},
+        {"top_k": 1.5},
+        {"seed": 1.5},
+        {"seed": 2**63},
+        {"stop": ""},
+        {"stop": [""]},
+        {"stop": ["", "x"]},
+        {"stop": [1]},
+        {"stop": ["a", "b", "c", "d", "e"]},
+        {"stop_token_ids": [-1]},
+        {"stop_token_ids": ["1"]},
+        {"stop_token_ids": 1},
+        {"ignore_eos": 1},
+        {"ignore_eos": "true"},
+        {"return_token_ids": 1},
+        {"stream": "yes"},
+        {"stream_options": {"include_usage": True}},
+        {"stream_options": {}},
+        {"stream_options": [], "stream": True},
+        {"stream_options": {"include_usage": 1}, "stream": True},
+        {"stream_options": {"other": True}, "stream": True},
+        {"user": 1},
+        {"metadata": {"a": 1}},
+    ],
+    ids=str,
+)
+def test_a_wrong_value_is_refused_by_name(fields):
+    field = next(iter(fields))
+    for parse in (completion, chat):
+        with pytest.raises(InvalidRequest) as caught:
+            params(parse(**fields))
+        assert (caught.value.param, caught.value.status) == (field, 400)
+        assert field in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"top_logprobs": 6, "logprobs": True},
+        {"top_logprobs": 21, "logprobs": True},
+        {"top_logprobs": -1, "logprobs": True},
+        {"top_logprobs": 2},
+        {"top_logprobs": 2, "logprobs": False},
+        {"logprobs": 1},
+        {"max_completion_tokens": 0},
+        {"messages": []},
+        {"messages": None},
+        {"messages": "hi"},
+        {"messages": {}},
+        {"messages": [1]},
+    ],
+    ids=str,
+)
+def test_a_wrong_chat_value_is_refused_by_name(fields):
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**fields)
+    assert caught.value.param == next(iter(fields))
+
+
+@pytest.mark.parametrize("value", [6, -1, True, "1", 1.0], ids=str)
+def test_wrong_completion_logprobs(value):
+    with pytest.raises(InvalidRequest) as caught:
+        completion(logprobs=value)
+    assert caught.value.param == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("hi", ["hi"]),
+        ("", [""]),
+        (["a", ""], ["a", ""]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+    ids=str,
+)
+def test_prompt_forms(prompt, expected):
+    assert completion(prompt=prompt).prompt == expected
+
+
+@pytest.mark.parametrize(
+    "prompt", [None, [], [[]], [1.5], [True], ["a", 1], [[1], "a"], [[1], []], [[1.0]], 5, {}], ids=str
+)
+def test_wrong_prompts(prompt):
+    with pytest.raises(InvalidRequest) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+def test_missing_model():
+    with pytest.raises(InvalidRequest, match="Missing required parameter: 'model'") as caught:
+        protocol.parse_chat({"messages": [USER]})
+    assert caught.value.param == "model"
+
+
+def test_thousands_of_errors_make_a_short_message():
+    with pytest.raises(InvalidRequest, match="and 4997 more") as caught:
+        chat(messages=[{"role": "x" * 1000}] * 5_000)
+    assert len(str(caught.value)) < 2_000
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**{"x" * 100_000: 1})
+    assert len(str(caught.value)) < 2_000
+    assert len(caught.value.param or "") < 100
+
+
+def test_include_usage():
+    assert not completion(stream=True).include_usage
+    for value in (False, None):
+        assert not completion(stream=True, stream_options={"include_usage": value}).include_usage
+    assert completion(stream=True, stream_options={"include_usage": True}).include_usage
+    assert completion(stream=False, stream_options=None) == completion()

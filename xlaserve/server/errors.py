@@ -1,0 +1,66 @@
+"""Every error that leaves the server, in OpenAI's shape: {"error": {"message", "type", "param", "code"}}.
+
+No flask here.
+"""
+
+import json
+from dataclasses import dataclass, field
+
+from xlaserve.errors import EngineUnavailable, InvalidRequest, XlaserveError
+
+MAX_MESSAGE_LENGTH = 2000  # characters: an error must not echo a large request back
+RETRY_AFTER_SECONDS = 1
+
+
+class Overloaded(XlaserveError):
+    """No place is free for another request (HTTP 429)."""
+
+
+class GenerationFailed(XlaserveError):
+    """The engine could not finish this request (HTTP 500); the others are untouched."""
+
+
+class ClientGone(Exception):
+    """The client has closed its connection: nobody reads an answer."""
+
+
+@dataclass(frozen=True)
+class ErrorReply:
+    """`body` is JSON bytes in OpenAI's shape."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def error_reply(error: Exception) -> ErrorReply:
+    """The reply for an exception; one that is none of ours becomes a 500 that tells nothing of the inside."""
+    if isinstance(error, InvalidRequest):
+        return make_reply(error.status, str(error), param=error.param, code=error.code)
+    if isinstance(error, Overloaded):
+        return make_reply(429, str(error))
+    if isinstance(error, EngineUnavailable):
+        return make_reply(503, str(error))
+    if isinstance(error, GenerationFailed):
+        return make_reply(500, str(error))
+    return make_reply(500, "The server had an internal error while processing the request; its log has the details.")
+
+
+def make_reply(
+    status: int, message: str, *, param: str | None = None, code: str | None = None, headers: dict | None = None
+) -> ErrorReply:
+    """429 and 503 carry Retry-After, which the openai client follows."""
+    if len(message) > MAX_MESSAGE_LENGTH:
+        message = message[:MAX_MESSAGE_LENGTH] + " ..."
+    kind, default_code = _KINDS.get(status, ("invalid_request_error" if status < 500 else "server_error", None))
+    error = {"message": message, "type": kind, "param": param, "code": code or default_code}
+    headers = dict(headers or {})
+    if status in (429, 503):
+        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+    return ErrorReply(status, json.dumps({"error": error}, ensure_ascii=False).encode("utf-8", "replace"), headers)
+
+
+_KINDS = {
+    429: ("rate_limit_error", "rate_limit_exceeded"),
+    503: ("server_error", "service_unavailable"),
+}

@@ -1,0 +1,121 @@
+"""Fields of the OpenAI and vLLM APIs that are not served: a value that asks for nothing passes, any other is a 400.
+
+So a client that always sends its defaults works, and no setting is ever taken and then ignored.
+"""
+
+import json
+from typing import Any
+
+from xlaserve.errors import InvalidRequest
+
+
+class Unsupported:
+    """One field: the values that ask for nothing, and what to do instead of any other."""
+
+    def __init__(self, *neutral: Any, advice: str = "leave it out"):
+        self.neutral = neutral
+        self.advice = advice
+
+    def accepts(self, value: Any) -> bool:
+        return any(
+            value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in self.neutral
+        )
+
+    def refusal(self, name: str) -> InvalidRequest:
+        allowed = ", ".join(json.dumps(neutral) for neutral in self.neutral)
+        only = f" (only {allowed} is accepted)" if allowed else ""
+        return InvalidRequest(f"{name} is not supported by this server: {self.advice}{only}.", param=name)
+
+
+_ONE_CHOICE = "send one request per choice you want"
+_NO_TOOLS = "this server does not call tools yet; leave it out"
+_NO_GRAMMAR = "output cannot be constrained yet; leave it out"
+_TEXT_ONLY = "this server takes and returns text only; leave it out"
+
+_COMMON = {
+    "n": Unsupported(1, advice=_ONE_CHOICE),
+    "presence_penalty": Unsupported(0),
+    "frequency_penalty": Unsupported(0),
+    "repetition_penalty": Unsupported(1),
+    "length_penalty": Unsupported(1),
+    "logit_bias": Unsupported({}),
+    "bad_words": Unsupported([]),
+    "min_p": Unsupported(0),
+    "min_tokens": Unsupported(0),
+    "use_beam_search": Unsupported(False),
+    "echo": Unsupported(False, advice="the prompt is not repeated in the answer; leave it out"),
+    "store": Unsupported(False, advice="answers are not stored; leave it out"),
+    "service_tier": Unsupported("auto", advice="there is one tier; leave it out"),
+    "response_format": Unsupported({"type": "text"}, advice=_NO_GRAMMAR),
+    "structured_outputs": Unsupported(advice=_NO_GRAMMAR),
+    "guided_json": Unsupported(advice=_NO_GRAMMAR),
+    "guided_regex": Unsupported(advice=_NO_GRAMMAR),
+    "guided_choice": Unsupported(advice=_NO_GRAMMAR),
+    "guided_grammar": Unsupported(advice=_NO_GRAMMAR),
+    "include_stop_str_in_output": Unsupported(False),
+    "skip_special_tokens": Unsupported(True),
+    "spaces_between_special_tokens": Unsupported(True),
+    "truncate_prompt_tokens": Unsupported(advice="shorten the prompt before sending it"),
+    "allowed_token_ids": Unsupported(),
+    "prompt_logprobs": Unsupported(),
+    "prompt_embeds": Unsupported(advice="send text or token ids"),
+    "return_tokens_as_token_ids": Unsupported(False, advice="use return_token_ids"),
+    "priority": Unsupported(0),
+    "request_id": Unsupported(advice="the server names its requests; leave it out"),
+    "cache_salt": Unsupported(),
+    "logits_processors": Unsupported([]),
+    "kv_transfer_params": Unsupported(),
+    "vllm_xargs": Unsupported({}),
+    "safety_identifier": Unsupported(advice="use `user`"),
+    "prompt_cache_key": Unsupported(),
+}
+
+COMPLETION = _COMMON | {
+    "best_of": Unsupported(1, advice=_ONE_CHOICE),
+    "suffix": Unsupported("", advice="text is generated after the prompt only; leave it out"),
+    "add_special_tokens": Unsupported(True, advice="send token ids to choose every token"),
+    "max_completion_tokens": Unsupported(advice="use max_tokens"),
+    "top_logprobs": Unsupported(advice="use logprobs, a number from 0 to 5"),
+    "messages": Unsupported(advice="use /v1/chat/completions, or send a prompt"),
+}
+
+CHAT = _COMMON | {
+    "tools": Unsupported([], advice=_NO_TOOLS),
+    "tool_choice": Unsupported("none", advice=_NO_TOOLS),
+    "parallel_tool_calls": Unsupported(True, advice=_NO_TOOLS),
+    "functions": Unsupported([], advice=_NO_TOOLS),
+    "function_call": Unsupported("none", advice=_NO_TOOLS),
+    "modalities": Unsupported(["text"], advice=_TEXT_ONLY),
+    "audio": Unsupported(advice=_TEXT_ONLY),
+    "prediction": Unsupported(),
+    "web_search_options": Unsupported(),
+    "reasoning_effort": Unsupported(),
+    "include_reasoning": Unsupported(True),
+    "verbosity": Unsupported(),
+    "add_generation_prompt": Unsupported(True),
+    "continue_final_message": Unsupported(False),
+    "add_special_tokens": Unsupported(False, advice="the chat template writes them"),
+    "documents": Unsupported([]),
+    "chat_template": Unsupported(advice="set it when the server starts: --chat-template FILE"),
+    "chat_template_kwargs": Unsupported({}),
+    "mm_processor_kwargs": Unsupported({}, advice=_TEXT_ONLY),
+    "best_of": Unsupported(1, advice=_ONE_CHOICE),
+    "prompt": Unsupported(advice="use /v1/completions, or send messages"),
+}
+
+
+def drop_neutral(data: dict[str, Any], unsupported: dict[str, Unsupported]) -> dict[str, Any]:
+    """`data` without nulls (null is absent) and without unsupported fields that ask for nothing.
+
+    Raises InvalidRequest naming the first unsupported field that asks for something.
+    """
+    kept = {}
+    for name, value in data.items():
+        field = unsupported.get(name)
+        if value is None:
+            continue
+        if field is None:
+            kept[name] = value
+        elif not field.accepts(value):
+            raise field.refusal(name)
+    return kept
