@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import gguf
 import ml_dtypes
@@ -26,14 +27,14 @@ _ROPE_FREQS = "rope_freqs.weight"
 class GGUFFile:
     """Opens the file and checks its header; weights are read on demand. Raises CheckpointError."""
 
-    folder = None
+    folder: Path | None = None
 
     def __init__(self, file: Path, source: str | None = None):
         self.source = source or str(file)
         self.where = str(file)
         self._file = file
         header = read_header(file)
-        self.gguf_metadata = header.metadata
+        self.gguf_metadata: dict[str, Any] | None = header.metadata
         if header.metadata.get("split.count", 1) > 1:
             raise CheckpointError(
                 f"{file}: is one of {header.metadata['split.count']} parts; join them: llama-gguf-split --merge"

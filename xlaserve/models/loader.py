@@ -10,6 +10,7 @@ import numpy as np
 from xlaserve.errors import CheckpointError
 from xlaserve.layers.params import ArraySpec, map_specs, named_specs
 from xlaserve.models.checkpoint import Checkpoint
+from xlaserve.models.random_checkpoint import RandomCheckpoint
 
 _MAX_SHOWN = 10
 
@@ -27,6 +28,8 @@ def load_params(
     `on_progress(bytes_done, bytes_total, name)` is called after each tensor, in bytes of `dtype`. Host memory holds one
     tensor at a time. Raises CheckpointError naming every tensor that is missing, misshapen or not used.
     """
+    if isinstance(checkpoint, RandomCheckpoint):
+        checkpoint = checkpoint.with_specs(specs)
     check_tensors(specs, checkpoint)
     total = sum(prod(spec.shape) for _, spec in named_specs(specs)) * dtype.itemsize
     done = 0

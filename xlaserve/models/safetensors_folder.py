@@ -24,10 +24,10 @@ _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 class SafetensorsFolder:
     """Opens the folder and checks every header; weights are read on demand. Raises CheckpointError."""
 
-    gguf_metadata = None
+    gguf_metadata: dict[str, Any] | None = None
 
     def __init__(self, folder: Path, source: str | None = None):
-        self.folder = folder
+        self.folder: Path | None = folder
         self.source = source or str(folder)
         self.where = str(folder / "config.json")
         self.config = read_json(folder / "config.json", required=True)
