@@ -37,7 +37,13 @@ class Request:
     num_in_flight: int = 0
     num_preemptions: int = 0
     row: int = -1  # place in the device state while running
-    block_tables: list[list[int]] = field(default_factory=list)  # per layer group, while running
+    block_tables: list[list[int]] = field(default_factory=list)  # per layer group, while running; empty otherwise
+
+    # time.monotonic() of what has happened so far. The scheduler sets the first, whoever delivers the outputs the rest.
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    last_token_time: float | None = None
+    finish_time: float | None = None
 
     def __post_init__(self):
         self.token_ids = list(self.prompt_ids)

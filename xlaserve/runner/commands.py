@@ -37,7 +37,7 @@ class RowTokens:
 
 @dataclass(frozen=True)
 class Body:
-    """Computes hidden states and KV of `rows` (ascending by row); `outputs` are the rows whose last token feeds a head."""
+    """Computes hidden states and KV of `rows`, ascending; `outputs` are the rows whose last token feeds a head."""
 
     rows: tuple[RowTokens, ...]
     table_deltas: tuple[tuple[int, int, int, int], ...]  # (group, row, column, block), applied before the body
@@ -53,6 +53,8 @@ class SampleRow:
 
 @dataclass(frozen=True)
 class Sample:
+    """Follows every Body. Without `rows` (no prompt ends in this step) its future tells of the body's end."""
+
     rows: tuple[SampleRow, ...]
     want_logprobs: bool  # some row asks for alternatives; others cost nothing
 

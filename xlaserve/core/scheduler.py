@@ -1,0 +1,192 @@
+"""Decides what each step computes. Owns the queues, the rows and (through BlockManager) the blocks; no device, no text.
+
+There is no prefill phase and no decode phase: a request's computed tokens catch up with its known tokens, as many per
+step as the token budget allows. Chunked prefill and recovery from a preemption are the same rule.
+
+The order of arrival is kept through everything: all running requests are older than all waiting ones, blocks run out
+for the youngest first, and whoever lost its blocks waits in front of the newcomers. So the oldest request always
+progresses, and everybody becomes the oldest some day.
+"""
+
+import time
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from xlaserve.core.block_manager import BlockManager
+from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
+from xlaserve.core.request import Request, RequestStatus
+from xlaserve.core.step import ScheduledRow, SchedulerOutput, StepResult
+
+NOT_FINITE = "The model's output for this request was not finite (NaN or infinity); it was stopped."
+
+
+class Scheduler:
+    """A request is in `waiting` or in `running` until it is finished. Host work per step: O(running + new tokens)."""
+
+    def __init__(self, block_manager: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int):
+        assert max_num_seqs >= 1
+        assert max_num_batched_tokens >= 1
+        self.block_manager = block_manager
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting: OrderedDict[Request, None] = OrderedDict()  # dicts: any request leaves in O(1)
+        self.running: OrderedDict[Request, None] = OrderedDict()
+        self.num_preemptions = 0
+        self._free_rows = list(reversed(range(max_num_seqs)))
+
+    @property
+    def has_requests(self) -> bool:
+        return bool(self.running or self.waiting)
+
+    def requests(self) -> Iterator[Request]:
+        yield from self.running
+        yield from self.waiting
+
+    def add(self, request: Request) -> None:
+        """Queues a request that the pool can hold and that has room for at least one token (the caller checks)."""
+        assert 0 < request.num_prompt_tokens < request.max_total_tokens <= self.block_manager.capacity
+        self.waiting[request] = None
+
+    def schedule(self) -> SchedulerOutput:
+        """The next step: running requests first, oldest first, then new ones as far as budget, rows and blocks go."""
+        output = SchedulerOutput()
+        for request in list(self.running):
+            if output.num_tokens == self.max_num_batched_tokens or request.status is not RequestStatus.RUNNING:
+                break  # no budget left; or preempted for an older one, and so are all after it
+            if request.num_tokens >= request.max_total_tokens:
+                continue  # its last token is in flight
+            self._schedule_request(request, output)
+        if not output.preempted:  # else the newcomer would be the next victim
+            self._admit(output)
+        output.rows.sort(key=lambda scheduled: scheduled.row)
+        return output
+
+    def _admit(self, output: SchedulerOutput) -> None:
+        """First come, first served: nobody overtakes the head of the queue, however long it has to wait for blocks."""
+        while self.waiting and self._free_rows and output.num_tokens < self.max_num_batched_tokens:
+            request = next(iter(self.waiting))
+            if request.num_in_flight:  # preempted a moment ago: its last token's id is not known yet
+                break
+            # All it knows must fit, with a block to spare for each running request: admitted with less, it would be
+            # preempted within a few steps, again and again.
+            if not self.block_manager.can_allocate(request, request.num_tokens, spare=len(self.running)):
+                break
+            del self.waiting[request]
+            self.running[request] = None
+            request.status = RequestStatus.RUNNING
+            request.row = self._free_rows.pop()
+            if request.first_scheduled_time is None:
+                request.first_scheduled_time = time.monotonic()
+            output.admitted.append(request)
+            self._schedule_request(request, output, admitted=True)
+
+    def _schedule_request(self, request: Request, output: SchedulerOutput, admitted: bool = False) -> None:
+        """Gives the request its next tokens, and the blocks for them, preempting from the young end if need be."""
+        start = request.num_computed_tokens
+        num_tokens = min(request.num_tokens - start, self.max_num_batched_tokens - output.num_tokens)
+        while (entries := self.block_manager.allocate(request, start + num_tokens)) is None:
+            victim = next(reversed(self.running))
+            self._preempt(victim)
+            output.preempted.append(victim)
+            if victim is request:
+                return
+        if not admitted:
+            output.table_deltas += [(group, request.row, column, block) for group, column, block in entries]
+        in_flight = start >= len(request.token_ids)
+        token_ids = None if in_flight else tuple(request.token_ids[start : start + num_tokens])
+        samples = start + num_tokens == request.num_tokens
+        output.rows.append(ScheduledRow(request, request.row, start, num_tokens, token_ids, samples))
+        output.num_tokens += num_tokens
+        request.num_computed_tokens += num_tokens
+        request.num_in_flight += samples
+
+    def _preempt(self, request: Request) -> None:
+        """A token in flight is not lost: it comes back to the request, not the row."""
+        self.num_preemptions += 1
+        request.num_preemptions += 1
+        self._requeue(request)
+
+    def _requeue(self, request: Request) -> None:
+        """Everything is computed anew, later; next in the queue."""
+        self._release(request)
+        request.status = RequestStatus.WAITING
+        request.num_computed_tokens = 0
+        self.waiting[request] = None
+        self.waiting.move_to_end(request, last=False)
+
+    def _release(self, request: Request) -> None:
+        """Takes row and blocks. Steps in flight may still write there: they run before whatever is launched next."""
+        del self.running[request]
+        self.block_manager.free(request)
+        self._free_rows.append(request.row)
+        request.row = -1
+
+    def update(self, output: SchedulerOutput, result: StepResult) -> list[EngineOutput]:
+        """Gives a step's tokens to their requests, preempted ones included; drops those of finished ones."""
+        sampled = [scheduled.request for scheduled in output.rows if scheduled.samples]
+        outputs = []
+        for index, (request, token, ok) in enumerate(
+            zip(sampled, result.tokens.tolist(), result.ok.tolist(), strict=True)
+        ):
+            if request.is_finished:
+                continue
+            request.num_in_flight -= 1
+            if ok:
+                outputs.append(self._append_token(request, token, _logprobs(request, result, index)))
+            else:
+                self.finish(request, "error")
+                outputs.append(EngineOutput(request.request_id, finish_reason="error", error=NOT_FINITE))
+        return outputs
+
+    def _append_token(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...] | None) -> EngineOutput:
+        request.token_ids.append(token)
+        finish_reason: FinishReason | None = None
+        stop_reason = None
+        if token in request.stop_ids:
+            finish_reason = "stop"
+            stop_reason = None if token in request.eos_ids else token
+        elif len(request.token_ids) >= request.max_total_tokens:
+            finish_reason = "length"
+        if finish_reason:
+            self.finish(request, finish_reason)
+        return EngineOutput(request.request_id, (token,), logprobs, finish_reason, stop_reason)
+
+    def finish(self, request: Request, reason: FinishReason) -> None:
+        """Ends a request wherever it is; row and blocks are free at once. Its tokens in flight will be dropped."""
+        assert not request.is_finished
+        if request.status is RequestStatus.RUNNING:
+            self._release(request)
+        else:
+            del self.waiting[request]
+        request.status = RequestStatus.FINISHED
+        request.finish_reason = reason
+
+    def restart(self) -> None:
+        """After the device state was lost, and all steps in flight with it: every running request is computed anew."""
+        for request in reversed(list(self.running)):
+            self._requeue(request)
+        for request in self.waiting:
+            request.num_in_flight = 0
+
+    def check_integrity(self) -> None:
+        """Asserts that rows, blocks and the two clocks agree; for tests, after any step."""
+        rows = [request.row for request in self.running] + self._free_rows
+        assert sorted(rows) == list(range(self.max_num_seqs)), f"rows {sorted(rows)}"
+        self.block_manager.check_integrity(self.requests())
+        for request in self.running:
+            assert request.status is RequestStatus.RUNNING
+            needed = -(-request.num_computed_tokens // self.block_manager.block_size)
+            assert all(len(table) == needed for table in request.block_tables)
+            assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
+        for request in self.waiting:
+            assert request.status is RequestStatus.WAITING
+            assert (request.row, request.num_computed_tokens, request.block_tables) == (-1, 0, [])
+
+
+def _logprobs(request: Request, result: StepResult, index: int) -> tuple[TokenLogprobs, ...] | None:
+    """Entry `index` as the request asked for it: None when it did not, else as many alternatives as it named."""
+    count = request.params.logprobs
+    if count is None:
+        return None
+    top = zip(result.top_ids[index, :count].tolist(), result.top_logprobs[index, :count].tolist(), strict=True)
+    return (TokenLogprobs(float(result.logprobs[index]), tuple(top)),)
