@@ -1,4 +1,4 @@
-"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings, as transformers has them."""
+"""Rotary position embedding (Su et al. 2021, arXiv:2104.09864) and its long-context scalings, as in transformers."""
 
 import math
 from dataclasses import dataclass

@@ -25,10 +25,14 @@ FAMILIES = {
 }
 
 
-def compute_logits(params: Any, config: ModelConfig, hidden: Array) -> Array:
-    """hidden [S, D], normed -> float32 logits [S, V]."""
-    head = params.model.embed_tokens if params.lm_head is None else params.lm_head
-    logits = project(hidden, head.weight)
+def head_weight(params: Any) -> Array:
+    """The output projection [V, D]: the embeddings when they are tied."""
+    return (params.model.embed_tokens if params.lm_head is None else params.lm_head).weight
+
+
+def compute_logits(weight: Array, config: ModelConfig, hidden: Array) -> Array:
+    """hidden [S, D], normed; weight [V, D] -> float32 logits [S, V]."""
+    logits = project(hidden, weight)
     if config.final_logit_softcap is not None:
         logits = config.final_logit_softcap * jnp.tanh(logits / config.final_logit_softcap)
     return logits

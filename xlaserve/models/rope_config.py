@@ -1,29 +1,9 @@
 """Rotary embedding parameters: transformers 4 writes `rope_theta` and `rope_scaling`, 5 writes `rope_parameters`."""
 
-from dataclasses import dataclass
-from typing import Literal
-
+from xlaserve.layers.rotary import RopeConfig
 from xlaserve.models.fields import Fields
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-
-
-@dataclass(frozen=True)
-class RopeConfig:
-    """Rotary embedding: `rope_type` default, linear, llama3 or yarn; the scaling's parameters as HF names them."""
-
-    theta: float
-    rope_type: Literal["default", "linear", "llama3", "yarn"] = "default"
-    factor: float = 1.0
-    low_freq_factor: float = 1.0  # llama3
-    high_freq_factor: float = 4.0  # llama3
-    original_max_position_embeddings: int = 0  # llama3, yarn
-    beta_fast: float = 32.0  # yarn
-    beta_slow: float = 1.0  # yarn
-    attention_factor: float | None = None  # yarn; None = derived from factor (and mscale, mscale_all_dim)
-    mscale: float | None = None  # yarn
-    mscale_all_dim: float | None = None  # yarn
-    truncate: bool = True  # yarn
 
 
 def parse_rope(config: Fields, max_position_embeddings: int) -> RopeConfig:

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -23,9 +22,6 @@ class BlockMajorLayout:
 
     def shape(self, num_blocks: int) -> tuple[int, ...]:
         return (num_blocks, 2, self.num_kv_heads, self.block_size, self.head_dim)
-
-    def bytes_per_block(self, dtype: jnp.dtype) -> int:
-        return 2 * self.num_kv_heads * self.block_size * self.head_dim * dtype.itemsize
 
     def write(self, kv_cache: Array, keys: Array, values: Array, slot_mapping: Array) -> Array:
         """Writes one token per row of `keys`, `values` [T, K, H] at `slot_mapping` [T] = block * block_size + offset.
@@ -55,8 +51,3 @@ def slot_mapping(block_tables: Array, rows: Array, positions: Array, valid: Arra
     column = jnp.minimum(positions // block_size, block_tables.shape[1] - 1)
     block = jnp.where(valid, block_tables[rows, column], NULL_BLOCK)
     return block * block_size + positions % block_size
-
-
-def make_pool(layout: BlockMajorLayout, num_blocks: int, dtype, sharding: jax.sharding.Sharding) -> Array:
-    """A zeroed pool; num_blocks includes the null block."""
-    return jnp.zeros(layout.shape(num_blocks), dtype, device=sharding)

@@ -26,7 +26,7 @@ class TileSizes:
 
 
 def choose_tiles(num_tokens: int, num_rows: int, block_size: int) -> TileSizes:
-    """Small batches decode, one query per row; large ones hold prefill chunks, whose queries share their keys' reads."""
+    """Small batches decode, one query a row; large ones hold prefill chunks, whose queries share their keys."""
     chunk = max(block_size, 128 // block_size * block_size)
     if num_tokens <= num_rows:
         return TileSizes(query_block=1, chunk=chunk, tiles_per_step=max(4, num_tokens))

@@ -1,0 +1,69 @@
+"""Counts compilations by reason, and hits of the persistent cache apart from them."""
+
+import contextlib
+import threading
+from collections import Counter
+from pathlib import Path
+
+import jax
+import jax.monitoring
+
+_COMPILED = "/jax/core/compile/backend_compile_duration"  # fires for a cache hit too
+_HIT = "/jax/compilation_cache/cache_hits"
+
+
+class CompilationLog:
+    """Process-wide, since jax's events name no owner. `unexpected` is the reason of whatever no `expect` covers."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._compiled: Counter[str] = Counter()
+        self._hits = 0
+        self._reason = "unexpected"
+        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
+        jax.monitoring.register_event_listener(self._on_event)
+
+    @contextlib.contextmanager
+    def expect(self, reason: str):
+        """Compilations within the block, by any thread, are counted under `reason`."""
+        with self._lock:
+            previous, self._reason = self._reason, reason
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._reason = previous
+
+    def compiled(self) -> dict[str, int]:
+        """Programs compiled so far by reason; those found in the persistent cache are not among them."""
+        with self._lock:
+            return dict(self._compiled)
+
+    def cache_hits(self) -> int:
+        with self._lock:
+            return self._hits
+
+    def _on_duration(self, event: str, duration: float, **_):
+        if event == _COMPILED:
+            with self._lock:
+                self._compiled[self._reason] += 1
+
+    def _on_event(self, event: str, **_):
+        if event == _HIT:
+            with self._lock:
+                self._hits += 1
+                self._compiled[self._reason] -= 1  # the compile event that goes with it
+
+
+def use_persistent_cache(folder: Path) -> None:
+    """Keeps compiled programs in `folder`. Must run before the first array is made: later it has no effect.
+
+    The thresholds are zero on purpose: many small programs make a start slow too.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+LOG = CompilationLog()

@@ -1,0 +1,76 @@
+"""How large the KV pool is, and the pool itself."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from xlaserve_kernels.paged_attention import BlockMajorLayout
+
+from xlaserve.config import CacheSection
+from xlaserve.errors import ConfigError
+from xlaserve.models.kv_spec import KVSpec
+
+CPU_DEFAULT_BYTES = 2**30  # on CPU the pool is the machine's own memory, which others want too
+DEVICE_SHARE = 0.8  # of what is free beside the weights; the rest is for activations
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    num_blocks: int  # of each layer group, the null block included
+    reason: str
+
+    def tokens(self, block_size: int) -> int:
+        """What one request can hold at most."""
+        return (self.num_blocks - 1) * block_size
+
+
+def size_pool(
+    section: CacheSection,
+    specs: tuple[KVSpec, ...],
+    dtype: np.dtype,
+    *,
+    max_num_seqs: int,
+    max_model_len: int,
+    device: jax.Device,
+) -> PoolSize:
+    """Blocks for the pool; more than max_num_seqs requests of max_model_len can never be used.
+
+    Raises ConfigError when not even one block fits.
+    """
+    if section.num_blocks is not None:
+        return PoolSize(section.num_blocks, "cache.num_blocks")
+    bytes_per_block = section.block_size * sum(spec.bytes_per_token(dtype) for spec in specs)
+    budget, reason = _budget(section, device)
+    fitting = budget // bytes_per_block
+    useful = 1 + max_num_seqs * -(-max_model_len // section.block_size)
+    if fitting < 2:
+        raise ConfigError(
+            f"cache.memory: {budget} bytes hold no block of {section.block_size} tokens ({bytes_per_block} bytes)"
+        )
+    if useful <= fitting:
+        return PoolSize(useful, "all that max_num_seqs requests of max_model_len can use")
+    return PoolSize(fitting, reason)
+
+
+def _budget(section: CacheSection, device: jax.Device) -> tuple[int, str]:
+    if section.memory is not None:
+        return section.memory, "cache.memory"
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if not stats or "bytes_limit" not in stats:
+        return CPU_DEFAULT_BYTES, f"{CPU_DEFAULT_BYTES // 2**20} MiB by default on {device.platform}"
+    free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
+    return int(free * DEVICE_SHARE), f"{DEVICE_SHARE:.0%} of the memory free beside the weights"
+
+
+def make_pools(
+    specs: tuple[KVSpec, ...],
+    layouts: tuple[BlockMajorLayout, ...],
+    num_blocks: int,
+    dtype: np.dtype,
+    sharding: jax.sharding.Sharding,
+) -> tuple[Array, ...]:
+    """One zeroed pool per layer, in layer order."""
+    layout_of = {layer: layouts[group] for group, spec in enumerate(specs) for layer in spec.layers}
+    return tuple(jnp.zeros(layout_of[layer].shape(num_blocks), dtype, device=sharding) for layer in sorted(layout_of))

@@ -1,0 +1,126 @@
+"""The only owner of device state: it executes commands, in order, without waiting for the device.
+
+Donated arrays are rebound on the line that donates them. It knows nothing of requests, text or scheduling.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from xlaserve.models.registry import head_weight
+from xlaserve.runner.body import pack_body
+from xlaserve.runner.buckets import Buckets
+from xlaserve.runner.commands import Body, Command, ResetRow, Sample, SampleResult
+from xlaserve.runner.compilations import LOG
+from xlaserve.runner.heads.sample import SampleOutput, pack_sample
+from xlaserve.runner.programs import ProgramShapes, compile_programs
+from xlaserve.runner.row_state import RowState, pack_reset
+from xlaserve.sampling_params import MAX_LOGPROBS
+
+
+@dataclass
+class BodyFuture:
+    """A body under way that feeds no head."""
+
+    hidden: Array
+
+    def result(self) -> SampleResult:
+        """Waits for the device. Raises what the step raised."""
+        self.hidden.block_until_ready()
+        none = np.zeros((0, MAX_LOGPROBS), np.float32)
+        return SampleResult(none[:, 0].astype(np.int32), none[:, 0] == 0, none[:, 0], none.astype(np.int32), none)
+
+
+@dataclass
+class SampleFuture:
+    """A Sample under way."""
+
+    output: SampleOutput
+    num_rows: int
+    want_logprobs: bool
+
+    def result(self) -> SampleResult:
+        """Waits for the device. Raises what the step raised."""
+        n, out = self.num_rows, self.output
+        tokens, ok = np.asarray(out.tokens)[:n], np.asarray(out.ok)[:n]
+        if not self.want_logprobs:  # three transfers saved
+            none = np.zeros((n, MAX_LOGPROBS), np.float32)
+            return SampleResult(tokens, ok, none[:, 0], none.astype(np.int32), none)
+        rest = (np.asarray(x)[:n] for x in (out.logprobs, out.top_ids, out.top_logprobs))
+        return SampleResult(tokens, ok, *rest)
+
+
+class ModelRunner:
+    """Weights, KV pools, row state and the compiled programs of one model."""
+
+    def __init__(
+        self,
+        params: Any,
+        shapes: ProgramShapes,
+        sharding: jax.sharding.Sharding,
+        on_progress: Callable[[str, int, int], None],
+    ):
+        """Compiles all programs; on_progress(name, done, total) follows them."""
+        self._params = params
+        self._head_weight = head_weight(params)
+        self._shapes = shapes
+        self._sharding = sharding
+        self.programs = compile_programs(shapes, params, self._head_weight, sharding, on_progress)
+        with LOG.expect("start-up"):
+            self.rebuild()
+
+    @property
+    def buckets(self) -> Buckets:
+        return self._shapes.buckets
+
+    def rebuild(self) -> None:
+        """Makes pools and row state anew, empty: after a step that raised, the donated ones may be gone."""
+        self._kv_caches, self._state = self._shapes.state(self._sharding)
+        self._greedy = np.ones(self._shapes.max_num_seqs, bool)  # by row, mirrors state.sampling.temperature == 0
+        self._hidden: Array | None = None
+
+    def execute(self, command: Command) -> SampleFuture | BodyFuture | None:
+        """Launches `command`; only Sample returns a future."""
+        match command:
+            case ResetRow():
+                return self._reset_row(command)
+            case Body():
+                return self._body(command)
+            case Sample():
+                return self._sample(command)
+
+    def _reset_row(self, command: ResetRow) -> None:
+        packed = pack_reset(self._shapes.reset_packing, command)
+        state = self._state
+        tables, sampling = self.programs.reset_row(state.block_tables, state.sampling, packed)
+        self._state = RowState(tables, state.last_tokens, sampling)
+        self._greedy[command.row] = command.temperature == 0
+
+    def _body(self, command: Body) -> None:
+        bucket = self.buckets.tokens_for(sum(row.num_tokens for row in command.rows))
+        packed = pack_body(self._shapes.body(bucket), command)
+        state = self._state
+        self._hidden, self._kv_caches, tables = self.programs.bodies[bucket](
+            self._params, self._kv_caches, state.block_tables, state.last_tokens, packed
+        )
+        self._state = RowState(tables, state.last_tokens, state.sampling)
+
+    def _sample(self, command: Sample) -> SampleFuture | BodyFuture:
+        assert self._hidden is not None, "Sample before any Body"
+        if not command.rows:  # a prompt's earlier chunk: no vocabulary product for nothing
+            return BodyFuture(self._hidden)
+        size = self._hidden.shape[0]
+        greedy = all(self._greedy[sample_row.row] for sample_row in command.rows)
+        packed = pack_sample(self._shapes.sample_packing(size), command)
+        state = self._state
+        output, last_tokens = self.programs.samples[size, greedy](
+            self._head_weight, self._hidden, state.sampling, state.last_tokens, packed
+        )
+        self._state = RowState(state.block_tables, last_tokens, state.sampling)
+        for array in jax.tree.leaves(output) if command.want_logprobs else (output.tokens, output.ok):
+            array.copy_to_host_async()
+        return SampleFuture(output, len(command.rows), command.want_logprobs)

@@ -1,0 +1,133 @@
+"""The closed set of programs of one deployment, compiled before the first request. Nothing compiles after."""
+
+import functools
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+from jax.stages import Compiled
+
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.forward_batch import attention_plan
+from xlaserve.models.kv_spec import KVSpec, kv_specs
+from xlaserve.models.registry import FAMILIES
+from xlaserve.runner.body import BodyShape, make_body
+from xlaserve.runner.buckets import Buckets
+from xlaserve.runner.compilations import LOG
+from xlaserve.runner.heads.sample import make_sample, sample_packing
+from xlaserve.runner.kv_cache import make_pools
+from xlaserve.runner.packing import Packing
+from xlaserve.runner.row_state import RowState, initial_row_state, reset_packing, reset_row
+
+
+@dataclass(frozen=True)
+class ProgramShapes:
+    """Everything that is a shape: change one, and the programs are others."""
+
+    config: ModelConfig
+    buckets: Buckets
+    max_num_seqs: int  # R
+    table_width: int  # W, blocks
+    block_size: int
+    num_blocks: int
+    backend: str
+    dtype: np.dtype
+    kv_dtype: np.dtype
+    layouts: tuple[Any, ...]  # per layer group
+
+    @property
+    def specs(self) -> tuple[KVSpec, ...]:
+        return kv_specs(self.config)
+
+    @functools.cached_property
+    def reset_packing(self) -> Packing:
+        return reset_packing(len(self.layouts), self.table_width)
+
+    def body(self, bucket: int) -> BodyShape:
+        outputs = self.buckets.outputs_of(bucket)
+        return BodyShape(bucket, self.max_num_seqs, outputs, len(self.layouts), self.block_size)
+
+    def sample_packing(self, num_outputs: int) -> Packing:
+        return sample_packing(num_outputs)
+
+    def state(self, sharding: jax.sharding.Sharding) -> tuple[tuple[Array, ...], RowState]:
+        """Empty KV pools (one per layer) and row state."""
+        pools = make_pools(self.specs, self.layouts, self.num_blocks, self.kv_dtype, sharding)
+        rows = initial_row_state(self.max_num_seqs, len(self.layouts), self.table_width)
+        return pools, jax.device_put(rows, sharding)
+
+
+@dataclass(frozen=True)
+class Programs:
+    """Compiled; called with arrays of just the shapes they were made for, anything else is an error."""
+
+    bodies: dict[int, Compiled]  # by T
+    samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows are greedy
+    reset_row: Compiled
+
+    def __len__(self) -> int:
+        return len(self.bodies) + len(self.samples) + 1
+
+
+def compile_programs(
+    shapes: ProgramShapes,
+    params: Any,
+    head_weight: Any,
+    sharding: jax.sharding.Sharding,
+    on_progress: Callable[[str, int, int], None],
+) -> Programs:
+    """Compiles all, largest first, several at a time. `params`, `head_weight`: arrays, or their ShapeDtypeStructs.
+
+    on_progress(name, done, total) is called as each is finished. Raises what the first failing compilation raises.
+    """
+    bodies, samples = {}, {}
+    reset = None
+    jobs = list(_lowerings(shapes, params, head_weight, sharding))
+    with LOG.expect("start-up"), ThreadPoolExecutor(max_workers=4) as pool:
+        futures = {pool.submit(lambda lower=lower: lower().compile()): key for key, lower in jobs}
+        for done, future in enumerate(as_completed(futures), start=1):
+            kind, key = futures[future]
+            compiled = future.result()
+            if kind == "body":
+                bodies[key] = compiled
+            elif kind == "sample":
+                samples[key] = compiled
+            else:
+                reset = compiled
+            on_progress(f"{kind} {key}", done, len(jobs))
+    assert reset is not None
+    return Programs(bodies, samples, reset)
+
+
+def _lowerings(
+    shapes: ProgramShapes, params: Any, head_weight: Any, sharding: jax.sharding.Sharding
+) -> Iterator[tuple[tuple[str, Any], Callable]]:
+    """((kind, key), a function that traces and lowers the program), the slowest first."""
+    config = shapes.config
+    kv_caches, rows = _abstract(jax.eval_shape(lambda: shapes.state(sharding)), sharding)
+    plan = attention_plan(config, shapes.backend, shapes.layouts)
+    forward = FAMILIES[config.family].forward
+    for bucket in reversed(shapes.buckets.tokens):
+        shape = shapes.body(bucket)
+        body = jax.jit(make_body(forward, config, plan, shape), donate_argnums=(1, 2))
+        packed = shape.packing.abstract(sharding)
+        arguments = (params, kv_caches, rows.block_tables, rows.last_tokens, packed)
+        yield ("body", bucket), functools.partial(body.lower, *arguments)
+    for size in reversed(shapes.buckets.outputs):
+        hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
+        for greedy in (False, True):
+            packing = shapes.sample_packing(size)
+            sample = jax.jit(make_sample(config, packing, greedy=greedy), donate_argnums=3)
+            arguments = (head_weight, hidden, rows.sampling, rows.last_tokens, packing.abstract(sharding))
+            yield ("sample", (size, greedy)), functools.partial(sample.lower, *arguments)
+    reset = jax.jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
+    arguments = (rows.block_tables, rows.sampling, shapes.reset_packing.abstract(sharding))
+    yield ("reset", shapes.max_num_seqs), functools.partial(reset.lower, *arguments)
+
+
+def _abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
