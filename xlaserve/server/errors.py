@@ -60,6 +60,11 @@ def make_reply(
     return ErrorReply(status, json.dumps({"error": error}, ensure_ascii=False).encode("utf-8", "replace"), headers)
 
 
+def body_too_large(limit: int) -> str:
+    """The message for a body over `limit` bytes."""
+    return f"The body is larger than {limit} bytes, the limit of this server (server.max_body)."
+
+
 _KINDS = {
     429: ("rate_limit_error", "rate_limit_exceeded"),
     503: ("server_error", "service_unavailable"),

@@ -1,0 +1,102 @@
+"""What the commands share: how a configuration is named, where the cache is, and how errors end a command.
+
+The only place that reads environment variables.
+"""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+if TYPE_CHECKING:
+    from xlaserve.config import Config
+
+# Exit codes. The first is click's own for a wrong option.
+USER_ERROR = 2
+ENGINE_ERROR = 1
+
+
+def config_options(function: Callable) -> Callable:
+    """--config, --model, --set, --generation-config and --chat-template: see `resolve_config`."""
+    options = [
+        click.option("--config", "config_file", type=click.Path(path_type=Path), help="A YAML configuration file."),
+        click.option("--model", help="demo, a folder, a .gguf file or a hub id.  [default: demo]"),
+        click.option(
+            "--set",
+            "settings",
+            multiple=True,
+            metavar="KEY=VALUE",
+            help="Override a setting, e.g. cache.block_size=32.",
+        ),
+        click.option(
+            "--generation-config",
+            type=click.Choice(["auto", "none"]),
+            help="auto: the checkpoint's sampling defaults apply; none: OpenAI's do.",
+        ),
+        click.option(
+            "--chat-template",
+            type=click.Path(path_type=Path),
+            help="A Jinja file in place of the checkpoint's template.",
+        ),
+    ]
+    return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
+
+
+def resolve_config(
+    config_file: Path | None,
+    model: str | None,
+    settings: Sequence[str],
+    generation_config: str | None,
+    chat_template: Path | None,
+    **more: Any,
+) -> "Config":
+    """The file, then --set, then the options with a name of their own; `more` are section.key (with __) = value."""
+    from xlaserve.config import load_config
+
+    named = {
+        "model.source": model,
+        "model.generation_config": generation_config,
+        "model.chat_template": None if chat_template is None else str(chat_template),
+    } | {key.replace("__", "."): value for key, value in more.items()}
+    # JSON is YAML: quoted like this, a path with a colon stays one string.
+    overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
+    return load_config(config_file, [*settings, *overrides])
+
+
+def cache_dir() -> Path:
+    """The folder for downloaded models and compiled programs."""
+    return Path(os.environ.get("XLASERVE_CACHE") or Path.home() / ".cache" / "xlaserve")
+
+
+def user_errors(function: Callable) -> Callable:
+    """Errors written for the user end the command with their message on stderr, without a traceback.
+
+    The exit code is 2 where the user can mend it (the config, the checkpoint, the request), else 1.
+    """
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        from xlaserve.errors import CheckpointError, ConfigError, InvalidRequest, XlaserveError
+
+        try:
+            return function(*args, **kwargs)
+        except (ConfigError, CheckpointError, InvalidRequest) as error:
+            _fail(error, USER_ERROR)
+        except XlaserveError as error:
+            _fail(error, ENGINE_ERROR)
+        except BrokenPipeError:
+            # The reader of our output has gone (as with `| head`): nothing is wrong. Python would complain at exit
+            # when it flushes what is left.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+    return wrapped
+
+
+def _fail(error: Exception, code: int) -> NoReturn:
+    click.echo(f"Error: {error}", err=True)
+    sys.exit(code)

@@ -1,0 +1,113 @@
+"""xlaserve serve: the HTTP server, from binding the port to the last answer."""
+
+import logging
+import os
+import signal
+import threading
+from concurrent.futures import Future, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xlaserve.cli.options import cache_dir, config_options, resolve_config, user_errors
+
+if TYPE_CHECKING:
+    from xlaserve.config import Config
+    from xlaserve.engine.service import GenerationService
+    from xlaserve.server.state import ServerState
+
+DRAIN_SECONDS = 30.0  # for running requests, once asked to stop
+
+
+@click.command(name="serve", short_help="Serve a model over HTTP, compatible with OpenAI's API.")
+@click.argument("config", required=False, type=click.Path(path_type=Path))
+@config_options
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=int, help="0: any free port.  [default: 8000]")
+@user_errors
+def command(config: Path | None, host: str | None, port: int | None, **options: Any) -> None:
+    """Serve a model over HTTP, compatible with OpenAI's API. CONFIG is a YAML file; without one, defaults apply.
+
+    The port is bound at once and answers 503 until the model is ready: see /health and /ready. SIGTERM and Ctrl-C let
+    running requests finish (30 seconds at most); a second one ends the server at once.
+
+    \b
+    Examples:
+      xlaserve serve
+      xlaserve serve configs/demo.yaml --port 9000
+      xlaserve serve --model Qwen/Qwen3-0.6B --set cache.memory=4GiB --host 0.0.0.0
+      curl http://127.0.0.1:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+        -d '{"model": "demo", "messages": [{"role": "user", "content": "Hello!"}]}'
+    """
+    if config is not None and options["config_file"] is not None:
+        raise click.UsageError("The configuration is given twice: as CONFIG and as --config.")
+    options["config_file"] = config or options["config_file"]
+    serve(resolve_config(**options, server__host=host, server__port=port))
+
+
+def serve(config: "Config") -> None:
+    """Returns when asked to stop and all is finished. Raises ConfigError or CheckpointError when it cannot start."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from xlaserve.server import wsgi
+    from xlaserve.server.app import create_app
+    from xlaserve.server.state import ServerState
+
+    limits = {"max_requests": config.server.max_connections, "max_body": config.server.max_body}
+    sock = wsgi.bind(config.server.host, config.server.port)  # before the long work of loading
+    state = ServerState(**limits)
+    server = wsgi.HttpServer(create_app(state), sock, **limits)
+    stop = _stop_signal()
+    service = None
+    try:
+        service = _load(config, state, stop)
+        state.set_ready(service)
+        click.echo(f"Serving {service.info.name} on http://{server.host}:{server.port}", err=True)
+        stop.wait()
+        click.echo("Stopping: running requests may finish. Ask again to end at once.", err=True)
+        state.drain()
+        state.places.wait_until_idle(DRAIN_SECONDS)
+        state.stop()
+    finally:
+        server.close()
+        if service is not None:
+            service.shutdown(timeout=0)
+
+
+def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "GenerationService":
+    """Builds the engine on a thread of its own, so that this one hears signals while programs compile."""
+    from xlaserve.cli.console import ConsoleReporter, Reporters
+    from xlaserve.engine.build import build_service
+
+    outcome: Future[GenerationService] = Future()
+
+    def build() -> None:
+        try:
+            with ConsoleReporter() as console:
+                service = build_service(config, cache_dir=cache_dir(), reporter=Reporters(console, state))
+            console.banner()
+            outcome.set_result(service)
+        except BaseException as error:
+            outcome.set_exception(error)
+
+    threading.Thread(target=build, name="load", daemon=True).start()
+    while not outcome.done():
+        wait([outcome], timeout=0.1)
+        if stop.is_set():
+            click.echo("Stopped while loading.", err=True)
+            os._exit(0)  # a compilation cannot be cancelled, and Python cannot exit around one
+    return outcome.result()
+
+
+def _stop_signal() -> threading.Event:
+    """An event that SIGTERM and SIGINT set; the second of them ends the process."""
+    stop = threading.Event()
+
+    def on_signal(number: int, _frame: Any) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    signal.signal(signal.SIGTERM, on_signal)
+    signal.signal(signal.SIGINT, on_signal)
+    return stop

@@ -1,0 +1,59 @@
+"""The Flask application: routes from the blueprints, and OpenAI's error shape in place of every error page."""
+
+import logging
+
+from flask import Flask, Response, request
+from werkzeug.exceptions import HTTPException
+
+from xlaserve.errors import XlaserveError
+from xlaserve.server import openai, utility
+from xlaserve.server.errors import ClientGone, ErrorReply, body_too_large, error_reply, make_reply
+from xlaserve.server.http import STATE
+from xlaserve.server.state import ServerState
+
+_logger = logging.getLogger(__name__)
+
+
+def create_app(state: ServerState) -> Flask:
+    """The application over `state`, which may still be loading its model."""
+    app = Flask(__name__, static_folder=None)
+    app.extensions[STATE] = state
+    app.config["MAX_CONTENT_LENGTH"] = state.max_body
+    app.register_blueprint(openai.routes)
+    app.register_blueprint(utility.routes)
+    app.register_error_handler(XlaserveError, _known_error)
+    app.register_error_handler(ClientGone, _client_gone)
+    app.register_error_handler(HTTPException, _http_error)
+    app.register_error_handler(Exception, _unexpected_error)
+    return app
+
+
+def _respond(reply: ErrorReply) -> Response:
+    return Response(reply.body, reply.status, reply.headers, mimetype="application/json")
+
+
+def _known_error(error: XlaserveError) -> Response:
+    return _respond(error_reply(error))
+
+
+def _client_gone(_error: ClientGone) -> Response:
+    return Response(status=499)  # as nginx logs it; nobody reads it
+
+
+def _http_error(error: HTTPException) -> Response:
+    """Unknown routes, wrong methods, bodies over the limit: Flask's own errors, without its pages."""
+    status = error.code or 500
+    message = error.description or error.name
+    if status == 404:
+        message = f"Invalid URL ({request.method} {request.path[:200]})"
+    elif status == 405:
+        message = f"Not allowed to {request.method} on {request.path[:200]}"
+    elif status == 413:
+        message = body_too_large(request.max_content_length or 0)
+    headers = {name: value for name, value in error.get_headers() if name in ("Allow", "Location")}
+    return _respond(make_reply(status, message, headers=headers))
+
+
+def _unexpected_error(error: Exception) -> Response:
+    _logger.exception("Error in %s %s", request.method, request.path, exc_info=error)
+    return _respond(error_reply(error))

@@ -1,0 +1,44 @@
+"""What the routes share: the state, a request's JSON, whether its client is still there, and JSON answers."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from flask import Response, current_app, request
+
+from xlaserve.errors import InvalidRequest
+from xlaserve.server.json_body import parse_json_object
+from xlaserve.server.responses import Reply
+from xlaserve.server.state import ServerState
+
+if TYPE_CHECKING:
+    from xlaserve.engine.service import ModelInfo
+
+STATE = "xlaserve"  # key in app.extensions
+
+
+def server_state() -> ServerState:
+    return cast(ServerState, current_app.extensions[STATE])
+
+
+def read_json() -> dict[str, Any]:
+    return parse_json_object(request.get_data(), request.headers.get("Content-Type"))
+
+
+def client_gone() -> Callable[[], bool]:
+    """A function that tells whether the client has closed its connection; it may be called outside the request too."""
+    return request.environ.get("waitress.client_disconnected", lambda: False)
+
+
+def check_model(name: str | None, info: "ModelInfo") -> None:
+    """None, where the API allows it, is the model served."""
+    if name is not None and name != info.name:
+        raise InvalidRequest(
+            f"The model {name[:200]!r} does not exist; this server has {info.name!r}.",
+            param="model",
+            code="model_not_found",
+            status=404,
+        )
+
+
+def json_response(reply: Reply) -> Response:
+    return Response(reply.json_bytes(), mimetype="application/json")

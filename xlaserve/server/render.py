@@ -1,0 +1,168 @@
+"""Turns what the engine produced into OpenAI's objects: whole answers, and the chunks of a stream."""
+
+import time
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from xlaserve.server import responses
+from xlaserve.server.collect import Collected
+from xlaserve.server.logprobs import chat_logprobs, completion_logprobs
+from xlaserve.server.responses import ChatDelta, FinishReason, Reply, Usage
+
+if TYPE_CHECKING:
+    from xlaserve.engine.output_processor import TextDelta
+
+
+class _Renderer:
+    """What is the same in every object of one answer. `prompts` are token ids, one list per choice."""
+
+    prefix: str
+
+    def __init__(
+        self, model: str, prompts: Sequence[list[int]], *, return_token_ids: bool, include_usage: bool, logprobs: bool
+    ):
+        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+        self._prompts = prompts
+        self._return_token_ids = return_token_ids
+        self._include_usage = include_usage
+        self._logprobs = logprobs
+        self._common: dict[str, Any] = {"id": self.id, "created": int(time.time()), "model": model}
+        self._started: set[int] = set()  # choices that have had a chunk
+        self._completion_tokens = 0  # of the chunks so far
+
+    def _usage(self, completion_tokens: int) -> Usage:
+        prompt_tokens = sum(len(prompt) for prompt in self._prompts)
+        return Usage(
+            prompt_tokens=prompt_tokens,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
+        )
+
+    def _start(self, index: int, delta: "TextDelta") -> bool:
+        """Counts the delta's tokens; true for the first one of a choice."""
+        self._completion_tokens += len(delta.token_ids)
+        is_first = index not in self._started
+        self._started.add(index)
+        return is_first
+
+    def _shows(self, delta: "TextDelta") -> bool:
+        """A delta whose text is held back is a chunk of its own only for those who count tokens."""
+        return bool(delta.text or (delta.token_ids and (self._logprobs or self._return_token_ids)))
+
+    def _chunk_usage(self) -> dict[str, Any]:
+        return {"usage": None} if self._include_usage else {}
+
+
+class CompletionRenderer(_Renderer):
+    """text_completion objects, whole and in chunks."""
+
+    prefix = "cmpl"
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._common["object"] = "text_completion"
+        self._offsets = [0] * len(self._prompts)  # characters of each choice's logprob tokens so far
+
+    def whole(self, outputs: list[Collected]) -> Reply:
+        choices = [
+            responses.CompletionChoice(
+                index=index,
+                text=output.text,
+                logprobs=completion_logprobs(output.logprobs or (), 0) if self._logprobs else None,
+                finish_reason=cast(FinishReason, output.finish_reason),
+                stop_reason=output.stop_reason,
+                **self._ids(index, output.token_ids, is_first=True),
+            )
+            for index, output in enumerate(outputs)
+        ]
+        usage = self._usage(sum(len(output.token_ids) for output in outputs))
+        return responses.CompletionReply(**self._common, choices=choices, usage=usage)
+
+    def chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
+        is_first = self._start(index, delta)
+        if not self._shows(delta) and delta.finish_reason is None:
+            return
+        logprobs = completion_logprobs(delta.logprobs or (), self._offsets[index]) if self._logprobs else None
+        if logprobs:
+            self._offsets[index] += sum(len(token) for token in logprobs.tokens)
+        choice = responses.CompletionChoice(
+            index=index,
+            text=delta.text,
+            logprobs=logprobs,
+            finish_reason=cast("FinishReason | None", delta.finish_reason),
+            stop_reason=delta.stop_reason,
+            **self._ids(index, delta.token_ids, is_first),
+        )
+        yield responses.CompletionReply(**self._common, choices=[choice], **self._chunk_usage())
+
+    def usage_chunk(self) -> Reply:
+        return responses.CompletionReply(**self._common, choices=[], usage=self._usage(self._completion_tokens))
+
+    def _ids(self, index: int, token_ids: Iterable[int], is_first: bool) -> dict[str, Any]:
+        if not self._return_token_ids:
+            return {}
+        return {"token_ids": list(token_ids)} | ({"prompt_token_ids": self._prompts[index]} if is_first else {})
+
+
+class ChatRenderer(_Renderer):
+    """chat.completion objects and chat.completion.chunk objects; there is one choice."""
+
+    prefix = "chatcmpl"
+
+    def whole(self, outputs: list[Collected]) -> Reply:
+        (output,) = outputs
+        choice = responses.ChatChoice(
+            index=0,
+            message=responses.ChatMessage(role="assistant", content=output.text, refusal=None),
+            logprobs=chat_logprobs(output.logprobs or ()) if self._logprobs else None,
+            finish_reason=cast(FinishReason, output.finish_reason),
+            stop_reason=output.stop_reason,
+            **self._ids(output.token_ids),
+        )
+        return responses.ChatReply(
+            **self._common,
+            object="chat.completion",
+            choices=[choice],
+            usage=self._usage(len(output.token_ids)),
+            **self._prompt_ids(),
+        )
+
+    def chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
+        """The first chunk gives the role, the last one has an empty delta and the finish reason."""
+        if self._start(index, delta):
+            yield self._chunk(ChatDelta(role="assistant", content=""), **self._prompt_ids())
+        token_ids, logprobs = list(delta.token_ids), self._chunk_logprobs(delta)
+        if delta.text or (self._shows(delta) and delta.finish_reason is None):
+            yield self._chunk(ChatDelta(content=delta.text), token_ids, logprobs)
+            token_ids, logprobs = [], None
+        if delta.finish_reason is not None:
+            finish = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+            yield self._chunk(ChatDelta(), token_ids, logprobs, finish=finish)
+
+    def usage_chunk(self) -> Reply:
+        usage = self._usage(self._completion_tokens)
+        return responses.ChatChunk(**self._common, object="chat.completion.chunk", choices=[], usage=usage)
+
+    def _chunk(
+        self,
+        delta: ChatDelta,
+        token_ids: Iterable[int] = (),
+        logprobs: responses.ChatLogprobs | None = None,
+        finish: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Reply:
+        finish = finish or {"finish_reason": None}
+        choice = responses.ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, **finish, **self._ids(token_ids))
+        return responses.ChatChunk(
+            **self._common, object="chat.completion.chunk", choices=[choice], **self._chunk_usage(), **fields
+        )
+
+    def _chunk_logprobs(self, delta: "TextDelta") -> responses.ChatLogprobs | None:
+        return chat_logprobs(delta.logprobs or ()) if self._logprobs and delta.token_ids else None
+
+    def _ids(self, token_ids: Iterable[int]) -> dict[str, Any]:
+        return {"token_ids": list(token_ids)} if self._return_token_ids else {}
+
+    def _prompt_ids(self) -> dict[str, Any]:
+        return {"prompt_token_ids": self._prompts[0]} if self._return_token_ids else {}

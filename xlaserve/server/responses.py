@@ -1,0 +1,140 @@
+"""What the server answers: pydantic models of OpenAI's objects, with vLLM's additions.
+
+They are written with `exclude_unset`: a field that is set appears, null included; an addition that nobody asked for is
+left unset.
+"""
+
+from typing import Literal
+
+from pydantic import BaseModel
+
+FinishReason = Literal["stop", "length"]
+
+
+class Reply(BaseModel):
+    def json_bytes(self) -> bytes:
+        return self.model_dump_json(exclude_unset=True).encode()
+
+
+class Usage(Reply):
+    prompt_tokens: int
+    completion_tokens: int  # the EOS token counts
+    total_tokens: int
+
+
+class CompletionLogprobs(Reply):
+    """One entry per generated token. `top_logprobs` is null where no alternatives were asked for."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]  # characters from the start of the generated text
+
+
+class CompletionChoice(Reply):
+    """Of a whole answer and of a chunk alike."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None  # null until a stream's last chunk
+    stop_reason: int | str | None = None  # the stop string or token id that ended it; null for EOS
+    prompt_token_ids: list[int] | None = None  # of a chunk: the first only
+    token_ids: list[int] | None = None
+
+
+class CompletionReply(Reply):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None  # of a chunk: set only with include_usage, and not null in the last one only
+
+
+class Alternative(Reply):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class TokenLogprobContent(Alternative):
+    top_logprobs: list[Alternative]
+
+
+class ChatLogprobs(Reply):
+    content: list[TokenLogprobContent]
+    refusal: None
+
+
+class ChatMessage(Reply):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+
+
+class ChatDelta(Reply):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+
+
+class ChatChoice(Reply):
+    index: int
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatChunkChoice(Reply):
+    index: int
+    delta: ChatDelta
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class ChatReply(Reply):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: Usage
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatChunk(Reply):
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    prompt_token_ids: list[int] | None = None  # of the first chunk
+
+
+class ModelCard(Reply):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int  # tokens, prompt and answer together
+
+
+class ModelList(Reply):
+    object: Literal["list"]
+    data: list[ModelCard]
+
+
+class TokenizeReply(Reply):
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeReply(Reply):
+    prompt: str

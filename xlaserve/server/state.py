@@ -1,0 +1,116 @@
+"""What the server is doing: loading, ready, draining or stopped, and how many requests it works on. No flask here."""
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, Literal
+
+from xlaserve.errors import EngineUnavailable
+from xlaserve.server.errors import Overloaded
+
+if TYPE_CHECKING:
+    from xlaserve.engine.service import GenerationService
+
+Phase = Literal["loading", "ready", "draining", "stopped"]
+
+
+class Places:
+    """Counts the requests being worked on; never more than `limit`, so that a thread is always free for /health."""
+
+    def __init__(self, limit: int):
+        self._limit = limit
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    def take(self) -> Callable[[], None]:
+        """Returns the function that gives the place back. Raises Overloaded at once when none is free."""
+        with self._changed:
+            if self._taken >= self._limit:
+                raise Overloaded(f"The server is working on {self._limit} requests, its limit: try again in a moment.")
+            self._taken += 1
+        return self._give_back
+
+    def _give_back(self) -> None:
+        with self._changed:
+            self._taken -= 1
+            self._changed.notify_all()
+
+    def wait_until_idle(self, timeout: float) -> bool:
+        """False if some place is still taken after `timeout` seconds."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._taken == 0, timeout)
+
+
+class ServerState:
+    """Shared by the request threads and the thread that loads the model. `max_body` is in bytes.
+
+    It is also a start-up Reporter (phase, progress, info), so that /ready can tell how far loading has come.
+    """
+
+    def __init__(self, *, max_requests: int, max_body: int):
+        self.places = Places(max_requests)
+        self.max_body = max_body
+        self._service: GenerationService | None = None
+        self._phase: Phase = "loading"
+        self._step = ""  # of loading
+        self._progress: dict[str, Any] | None = None
+        self._started = time.monotonic()
+
+    def set_ready(self, service: "GenerationService") -> None:
+        self._service = service
+        self._phase = "ready"
+
+    def drain(self) -> None:
+        """From now on new requests get 503; running ones go on."""
+        self._phase = "draining"
+
+    def stop(self) -> None:
+        """Ends what still runs: streams get an error event, others a 503."""
+        self._phase = "stopped"
+
+    def admit(self, stack: ExitStack) -> "GenerationService":
+        """Takes a place, given back when `stack` closes. Raises EngineUnavailable, or Overloaded when none is free."""
+        stack.callback(self.places.take())
+        # Only now: a request that takes its place after drain() has begun must not be let in.
+        return self.service()
+
+    def service(self) -> "GenerationService":
+        """The service, if it can take requests now; else raises EngineUnavailable saying why not."""
+        if self._phase == "loading":
+            raise EngineUnavailable("The model is still loading: see /ready.")
+        if self._phase in ("draining", "stopped"):
+            raise EngineUnavailable("The server is shutting down.")
+        assert self._service is not None
+        if self._service.state != "ready":
+            raise EngineUnavailable(f"The engine is {self._service.state}.")
+        return self._service
+
+    def check_running(self) -> None:
+        """Raises EngineUnavailable when requests that already run cannot finish any more."""
+        if self._phase == "stopped":
+            raise EngineUnavailable("The server has shut down before the request was finished.")
+        if self._service is not None and self._service.state == "failed":
+            raise EngineUnavailable("The engine has failed.")
+
+    @property
+    def metrics(self) -> Any:
+        return self._service.metrics if self._service else None
+
+    def detail(self) -> dict[str, Any]:
+        """For /ready."""
+        detail: dict[str, Any] = {"status": self._phase, "seconds": round(time.monotonic() - self._started, 1)}
+        if self._phase == "loading":
+            detail |= {"step": self._step, "progress": self._progress}
+        elif self._service is not None:
+            detail |= {"model": self._service.info.name, "engine": self._service.state}
+        return detail
+
+    def phase(self, name: str) -> None:
+        self._step, self._progress = name, None
+
+    def progress(self, name: str, done: int, total: int) -> None:
+        self._progress = {"name": name, "done": done, "total": total}
+
+    def info(self, key: str, value: Any, reason: str) -> None:
+        """Resolved settings are the console's to show."""

@@ -1,0 +1,115 @@
+"""The one seam to the WSGI server, waitress: nothing else imports it.
+
+One thread per request being served, and a few more for what answers at once; one thread (the loop) for all sockets.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from waitress import wasyncore
+from waitress.channel import HTTPChannel
+from waitress.server import create_server
+from waitress.task import ErrorTask
+
+from xlaserve.errors import ConfigError
+from xlaserve.server.errors import body_too_large, make_reply
+
+SPARE_THREADS = 8  # for /health, /metrics and refusals while every generation thread is taken
+LOOP_SECONDS = 1.0
+CLOSE_SECONDS = 5.0  # to send what is still buffered
+# A body over the limit is read to its end up to this many times the limit, and refused by the application: a client
+# whose connection is cut while it sends seldom reads the answer. Larger ones are cut.
+BODY_LEEWAY = 4
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A bound socket that does not listen yet. Raises ConfigError naming the address, e.g. when the port is taken."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # or a restart must wait for old connections
+        sock.bind(address)
+    except OSError as error:
+        sock.close()
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return sock
+
+
+class _ErrorTask(ErrorTask):
+    """Answers what never reaches the application (malformed HTTP, a body that is cut) in OpenAI's shape."""
+
+    def execute(self) -> None:
+        request: Any = self.request
+        error = request.error
+        if error.code == 413:
+            message = body_too_large(self.channel.adj.max_request_body_size // BODY_LEEWAY)
+        else:
+            message = f"{error.reason}: {error.body}"
+        reply = make_reply(error.code, message)
+        self.status = f"{error.code} {error.reason}"
+        self.response_headers = [("Content-Type", "application/json")]
+        self.set_close_on_finish()
+        self.content_length = len(reply.body)
+        self.write(reply.body)
+
+
+class _Channel(HTTPChannel):
+    error_task_class = _ErrorTask
+
+
+class HttpServer:
+    """Serves `app` on a bound socket, from construction until `close()`.
+
+    max_requests: requests the application works on at a time; it refuses more. max_body: bytes.
+    """
+
+    def __init__(self, app: Callable, sock: socket.socket, *, max_requests: int, max_body: int):
+        self._sockets: dict[int, Any] = {}
+        self._server: Any = create_server(
+            app,
+            map=self._sockets,
+            sockets=[sock],
+            threads=max_requests + SPARE_THREADS,
+            connection_limit=2 * max_requests + 64,  # beyond it new connections wait: idle ones must not fill it
+            asyncore_use_poll=True,  # select() ends at file descriptor 1024
+            channel_request_lookahead=1,  # or a closed connection is noticed only on the next write
+            max_request_body_size=BODY_LEEWAY * max_body,
+            log_socket_errors=False,
+            ident="xlaserve",
+        )
+        self._server.channel_class = _Channel
+        self.host, self.port = sock.getsockname()[:2]
+        self._closing = False
+        self._thread = threading.Thread(target=self._loop, name="http", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Takes no more connections, sends what is buffered, closes everything."""
+        self._closing = True
+        self._server.pull_trigger()
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while not self._closing:
+            self._poll(LOOP_SECONDS)
+        self._server.accepting = False
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._is_busy() and time.monotonic() < deadline:
+            self._poll(0.05)
+        self._server.task_dispatcher.shutdown(timeout=1)
+        wasyncore.close_all(self._sockets)
+
+    def _poll(self, timeout: float) -> None:
+        wasyncore.loop(timeout=timeout, use_poll=True, map=self._sockets, count=1)
+
+    def _is_busy(self) -> bool:
+        channels = list(self._server.active_channels.values())
+        return any(channel.requests or channel.total_outbufs_len for channel in channels)
