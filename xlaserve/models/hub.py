@@ -55,7 +55,7 @@ def _snapshot(
         return download(False)
     except GatedRepoError as error:
         raise CheckpointError(
-            f"{repo}: the hub gives it only to those who accepted its terms; do so on its page, then run `hf auth login`"
+            f"{repo}: the hub gives it to those who accepted its terms; do so on its page, then run `hf auth login`"
         ) from error
     except LocalEntryNotFoundError as error:
         raise CheckpointError(f"{repo}: is not in the hub's cache here, and the hub cannot be reached") from error
@@ -71,5 +71,5 @@ def _is_complete(folder: Path) -> bool:
         return False
     if not index.exists():
         return (folder / "model.safetensors").exists()
-    weight_map = read_json(index, required=True).get("weight_map", {})
-    return all((folder / shard).exists() for shard in set(weight_map.values()))
+    weight_map = read_json(index, required=True).get("weight_map")
+    return isinstance(weight_map, dict) and all((folder / str(shard)).exists() for shard in weight_map.values())
