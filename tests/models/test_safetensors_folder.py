@@ -51,7 +51,7 @@ def expect_refusal(folder, *words):
     started = time.monotonic()
     with pytest.raises(CheckpointError) as refusal:
         SafetensorsFolder(folder)
-    assert time.monotonic() - started < 1
+    assert time.monotonic() - started < 3
     for word in words:
         assert str(word) in str(refusal.value)
 

@@ -31,6 +31,8 @@ _SCALARS = {
 }
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 _MAX_DIMS = 4  # ggml's own limit
+_MIN_TENSOR_BYTES = 32  # of a header entry: name's length, number of dimensions, one dimension, type, offset
+_MIN_VALUE_BYTES = 13  # of a metadata entry: key's length, type, the smallest value
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,10 @@ class _Parser:
 
     def header(self) -> GGUFHeader:
         num_tensors, num_values = self.unsigned(_U64), self.unsigned(_U64)
+        if num_tensors * _MIN_TENSOR_BYTES + num_values * _MIN_VALUE_BYTES > self.size:
+            raise self.error(
+                f"says it has {num_tensors} tensors and {num_values} metadata values in {self.size:,} bytes"
+            )
         metadata: dict[str, Any] = {}
         for _ in range(num_values):
             key = self.name("a metadata key")
@@ -156,7 +162,7 @@ class _Parser:
 
     def name(self, what: str) -> str:
         name = self.strings(1)[0]
-        if not name.isascii() or not name.isprintable():
+        if not name or not name.isascii() or not name.isprintable():
             raise self.error(f"{what} is {name!r:.80}; expected printable ASCII")
         return name
 
