@@ -210,6 +210,3 @@ def _soft_caps(config: Fields, known: _Family) -> dict[str, float | None]:
 def _dtype(config: Fields) -> str:
     key = "dtype" if config.values.get("dtype") is not None else "torch_dtype"  # the name before transformers 5
     return config.choice(key, _DTYPES, "float32")
-
-
-__all__ = ["LayerType", "ModelConfig", "RopeConfig", "parse_config"]

@@ -26,9 +26,9 @@ def fetch_demo(cache_dir: Path, announce: hub.Announce) -> Path:
     Processes may do this at once: each downloads for itself and moves the whole file into place.
     """
     target = cache_dir / "models" / FILE_NAME
-    if target.exists() and _sha256(target) == SHA256:
-        return target
     try:
+        if target.exists() and _sha256(target) == SHA256:
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=".download-") as folder:
             os.replace(_download(Path(folder), target, announce), target)
