@@ -53,6 +53,14 @@ def test_freeing_gives_everything_back_and_is_harmless_twice():
     manager.check_integrity([request])
 
 
+def test_blocks_are_reused_in_the_order_in_which_they_were_freed():
+    manager, first, second = BlockManager([GroupSpec(5)], block_size=1), make_request(), make_request()
+    manager.allocate(first, 2)
+    manager.free(first)
+    manager.allocate(second, 4)
+    assert second.block_tables == [[3, 4, 2, 1]]
+
+
 def test_capacity_is_that_of_the_smallest_group_without_the_null_block():
     assert BlockManager([GroupSpec(9), GroupSpec(5)], block_size=16).capacity == 64
 

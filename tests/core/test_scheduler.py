@@ -1,7 +1,6 @@
 """The scheduler alone, driven step by step: what it orders, and that everybody finishes. No runner, no threads."""
 
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +8,7 @@ import pytest
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.request import Request, RequestStatus
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.runner.commands import SampleResult
 from xlaserve.sampling_params import SamplingParams
 
 EOS, STOP_ID = 99, 98
@@ -35,7 +35,7 @@ def add(scheduler: Scheduler, prompt_len: int, max_tokens: int = 4, name: str = 
 
 def result_of(output, token=7, ok=True):
     n = sum(scheduled.samples for scheduled in output.rows)
-    return SimpleNamespace(
+    return SampleResult(
         tokens=np.full(n, token, np.int32),
         ok=np.full(n, ok, bool),
         logprobs=np.full(n, -0.5, np.float32),
@@ -179,6 +179,7 @@ def test_preempts_the_youngest_and_puts_it_in_front_of_the_queue():
     assert preempting.admitted == []  # not even the newcomer that would fit
     assert list(scheduler.waiting) == [young, newcomer]
     assert young.num_preemptions == scheduler.num_preemptions == 1
+    output = preempting
     while young.status is RequestStatus.WAITING:
         assert newcomer.status is RequestStatus.WAITING
         output, _ = step(scheduler)
@@ -186,6 +187,20 @@ def test_preempts_the_youngest_and_puts_it_in_front_of_the_queue():
     resumed = next(scheduled for scheduled in output.rows if scheduled.request is young)
     assert resumed.start == 0
     assert resumed.token_ids == (*range(1, 7), 50, 51, 7, 7)[: resumed.num_tokens]
+
+
+def test_newcomer_leaves_each_running_request_a_block_to_grow_into():
+    scheduler = make_scheduler(num_blocks=1 + 6, rows=3)
+    first, second = add(scheduler, 4, max_tokens=20), add(scheduler, 12, max_tokens=1)
+    scheduler.schedule()
+    assert list(scheduler.running) == [first, second]  # 1 + 3 blocks, one left for each of the two
+    scheduler.finish(second, "abort")
+    third = add(scheduler, 20, max_tokens=1)  # 5 blocks are free, just what it needs
+    scheduler.schedule()
+    assert third.status is RequestStatus.WAITING
+    scheduler.finish(first, "abort")
+    scheduler.schedule()
+    assert third.status is RequestStatus.RUNNING
 
 
 def launch_until_an_older_request_preempts(scheduler: Scheduler):

@@ -1,0 +1,233 @@
+"""A Runner without a model: the next token is arithmetic on the tokens it finds through the block tables.
+
+Body writes token ids into a paged store, Sample reads the context back. So a wrong table, a wrong position, a stale row
+or a block that two requests share shows as a wrong token. `toy_token` says what the right one is.
+
+Misuse that a device would not notice is noted in `violations`, since an exception would look like a failed step.
+"""
+
+import threading
+import time
+import zlib
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from xlaserve.core.block_manager import NULL_BLOCK, BlockManager, GroupSpec
+from xlaserve.core.scheduler import Scheduler
+from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.runner.commands import Body, Command, ResetRow, Sample, SampleResult
+
+POISON = -1  # what unwritten memory holds
+WRONG = -2  # the token of a context that cannot be read: no test expects it
+
+NextToken = Callable[[Sequence[int]], int]
+
+
+def toy_token(context: Sequence[int], *, vocab_size: int, seed: int = 0, position: int | None = None) -> int:
+    """The token that follows `context`; a greedy request's seed is 0."""
+    position = len(context) if position is None else position
+    key = np.asarray([*context, position, seed % 2**31], np.int32).tobytes()
+    return zlib.crc32(key) % vocab_size
+
+
+def toy_output(
+    prompt_ids: Sequence[int], max_tokens: int, *, vocab_size: int, stop_ids=frozenset(), seed: int = 0
+) -> list[int]:
+    """What a request is to give, computed directly."""
+    context = list(prompt_ids)
+    while len(context) < len(prompt_ids) + max_tokens:
+        context.append(toy_token(context, vocab_size=vocab_size, seed=seed))
+        if context[-1] in stop_ids:
+            break
+    return context[len(prompt_ids) :]
+
+
+def scripted(scripts: Mapping[tuple[int, ...], Sequence[int]], then: int) -> NextToken:
+    """Each prompt is followed by its script, and after the script by `then` (EOS, say)."""
+
+    def next_token(context: Sequence[int]) -> int:
+        for prompt, script in scripts.items():
+            done = len(context) - len(prompt)
+            if tuple(context[: len(prompt)]) == prompt and list(context[len(prompt) :]) == list(script[:done]):
+                return script[done] if done < len(script) else then
+        return then
+
+    return next_token
+
+
+@dataclass
+class ToyFuture:
+    runner: "ToyRunner"
+    sampled: SampleResult
+    ready_at: float
+    error: BaseException | None
+
+    def result(self) -> SampleResult:
+        self.runner.released.wait()
+        time.sleep(max(0.0, self.ready_at - time.monotonic()))
+        if self.error:
+            raise self.error
+        return self.sampled
+
+
+class ToyRunner:
+    """next_token: replaces the arithmetic. step_seconds: how long the device takes for a step; the host need not wait.
+
+    fail_at: ("body" | "sample" | "result", n) for each n-th such call (from 0) that is to raise `failure`; from then on
+    everything does until `rebuild()`, as after a donation. not_ok(context): True for rows whose logits are not finite.
+    """
+
+    def __init__(
+        self,
+        num_blocks: Sequence[int],
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        vocab_size: int = 1000,
+        next_token: NextToken | None = None,
+        step_seconds: float = 0.0,
+        fail_at: Collection[tuple[str, int]] = (),
+        failure: BaseException | None = None,
+        not_ok: Callable[[Sequence[int]], bool] = lambda context: False,
+    ):
+        self.num_blocks = list(num_blocks)
+        self.block_size = block_size
+        self.max_num_seqs = max_num_seqs
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.vocab_size = vocab_size
+        self.next_token = next_token
+        self.step_seconds = step_seconds
+        self.fail_at = set(fail_at)
+        self.failure = failure or RuntimeError("injected")
+        self.not_ok = not_ok
+        self.released = threading.Event()  # cleared by a test: no step comes back until it is set again
+        self.released.set()
+        self.violations: list[str] = []
+        self.calls: Counter[str] = Counter()
+        self.num_rebuilds = -1
+        self._device_free_at = 0.0
+        self.rebuild()
+
+    def rebuild(self) -> None:
+        self.num_rebuilds += 1
+        width = max(self.num_blocks)
+        self._store = [np.full((n, self.block_size), POISON, np.int64) for n in self.num_blocks]
+        self._tables = [np.full((self.max_num_seqs, width), NULL_BLOCK) for _ in self.num_blocks]
+        self._computed = [0] * self.max_num_seqs
+        self._last_tokens = [POISON] * self.max_num_seqs
+        self._rows: dict[int, ResetRow] = {}
+        self._hidden: list[list[int] | None] = []
+        self._broken = False
+
+    def execute(self, command: Command) -> ToyFuture | None:
+        self._count(type(command).__name__.lower())
+        if self._broken:
+            raise RuntimeError("array has been deleted or donated")
+        match command:
+            case ResetRow():
+                self._reset_row(command)
+            case Body():
+                self._body(command)
+            case Sample():
+                return self._sample(command)
+
+    def _count(self, call: str) -> None:
+        number, self.calls[call] = self.calls[call], self.calls[call] + 1
+        if (call, number) in self.fail_at:
+            self._broken = True
+            if call != "result":
+                raise self.failure
+
+    def _check(self, fine: bool, what: str) -> None:
+        if not fine:
+            self.violations.append(what)
+
+    def _reset_row(self, command: ResetRow) -> None:
+        for table, blocks in zip(self._tables, command.block_tables, strict=True):
+            table[command.row] = NULL_BLOCK
+            table[command.row, : len(blocks)] = blocks
+        self._rows[command.row] = command
+        self._computed[command.row] = 0
+        self._last_tokens[command.row] = POISON
+
+    def _body(self, command: Body) -> None:
+        rows = [row.row for row in command.rows]
+        self._check(rows == sorted(set(rows)), f"rows {rows} do not ascend")
+        num_tokens = sum(row.num_tokens for row in command.rows)
+        self._check(0 < num_tokens <= self.max_num_batched_tokens, f"{num_tokens} tokens in a step")
+        self._check(list(command.outputs) == [row for row in rows if row in command.outputs], "outputs")
+        for group, row, column, block in command.table_deltas:
+            self._tables[group][row, column] = block
+        for row in command.rows:
+            self._check(row.start == self._computed[row.row], f"row {row.row} goes on at {row.start}")
+            token_ids = (self._last_tokens[row.row],) if row.token_ids is None else row.token_ids
+            self._check(len(token_ids) == row.num_tokens, f"row {row.row}: {len(token_ids)} ids")
+            for position, token in enumerate(token_ids, row.start):
+                self._write(row.row, position, token)
+            self._computed[row.row] = row.start + row.num_tokens
+        self._hidden = [self._read(row) for row in command.outputs]
+
+    def _write(self, row: int, position: int, token: int) -> None:
+        column, offset = divmod(position, self.block_size)
+        for table, store in zip(self._tables, self._store, strict=True):
+            block = table[row, column]
+            self._check(block != NULL_BLOCK, f"row {row} writes position {position} to the null block")
+            if block != NULL_BLOCK:
+                store[block, offset] = token
+
+    def _read(self, row: int) -> list[int] | None:
+        """The row's context; None if it has holes or the groups disagree."""
+        length = self._computed[row]
+        columns = -(-length // self.block_size)
+        groups = zip(self._tables, self._store, strict=True)
+        contexts = [store[table[row, :columns]].reshape(-1)[:length].tolist() for table, store in groups]
+        fine = POISON not in contexts[0] and all(context == contexts[0] for context in contexts)
+        return contexts[0] if fine else None
+
+    def _sample(self, command: Sample) -> ToyFuture:
+        tokens, ok = [], []
+        for row in command.rows:
+            context = self._hidden[row.hidden_row]
+            tokens.append(WRONG if context is None else self._token_after(context, row.row, row.position))
+            ok.append(context is None or not self.not_ok(context))
+            self._last_tokens[row.row] = tokens[-1]
+        self._device_free_at = max(time.monotonic(), self._device_free_at) + self.step_seconds
+        self._count("result")
+        error = self.failure if self._broken else None
+        return ToyFuture(self, self._result(tokens, ok, command.want_logprobs), self._device_free_at, error)
+
+    def _token_after(self, context: list[int], row: int, position: int) -> int:
+        if self.next_token:
+            return self.next_token(context)
+        params = self._rows[row]
+        seed = params.seed if params.temperature > 0 else 0
+        return toy_token(context, vocab_size=self.vocab_size, seed=seed, position=position)
+
+    def _result(self, tokens: list[int], ok: list[bool], want_logprobs: bool) -> SampleResult:
+        """The token has logprob -token/1000, its followers in the vocabulary 1 less each."""
+        n = len(tokens)
+        ids = (np.array(tokens, np.int32).reshape(n, 1) + np.arange(5, dtype=np.int32)) % self.vocab_size
+        logprobs = (-np.array(tokens, np.float32).reshape(n, 1) / 1000 - np.arange(5)).astype(np.float32)
+        if not want_logprobs:
+            ids, logprobs = np.zeros_like(ids), np.zeros_like(logprobs)
+        return SampleResult(np.array(tokens, np.int32), np.array(ok, bool), logprobs[:, 0], ids, logprobs)
+
+
+def make_engine(
+    num_blocks: Sequence[int] = (65,),
+    *,
+    block_size: int = 4,
+    max_num_seqs: int = 4,
+    max_num_batched_tokens: int = 16,
+    async_scheduling: bool = True,
+    **runner_options,
+) -> tuple[LLMEngine, ToyRunner]:
+    """An engine over a ToyRunner. num_blocks: per layer group, the null block included."""
+    sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    runner = ToyRunner(num_blocks, block_size=block_size, **sizes, **runner_options)
+    scheduler = Scheduler(BlockManager([GroupSpec(n) for n in num_blocks], block_size), **sizes)
+    return LLMEngine(scheduler, runner, async_scheduling=async_scheduling), runner

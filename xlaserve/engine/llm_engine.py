@@ -1,0 +1,136 @@
+"""Drives scheduler and runner: one `step()` at a time, from one thread. Token ids in, token ids out; no text, no jax.
+
+The host never waits for a step before it has launched the next one. Tokens come back a step late, which the scheduler's
+two clocks account for.
+"""
+
+import logging
+from collections import deque
+
+from xlaserve.core.outputs import EngineOutput, FinishReason
+from xlaserve.core.request import Request
+from xlaserve.core.scheduler import Scheduler
+from xlaserve.core.step import SchedulerOutput
+from xlaserve.errors import EngineUnavailable
+from xlaserve.runner.commands import Body, ResetRow, RowTokens, Runner, Sample, SampleResult, SampleRow, StepFuture
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 3  # in a row, no token coming back in between
+FAILED = "The engine has failed; its log tells why."
+
+
+class LLMEngine:
+    """With `async_scheduling` off each step is resolved at once: the same code, for debugging."""
+
+    def __init__(self, scheduler: Scheduler, runner: Runner, *, async_scheduling: bool = True):
+        self.scheduler = scheduler
+        self.has_failed = False
+        self.last_step_tokens = 0  # tokens computed in the step launched last
+        self._runner = runner
+        self._steps_ahead = 1 if async_scheduling else 0
+        self._in_flight: deque[tuple[SchedulerOutput, StepFuture]] = deque()
+        self._num_failures = 0
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._in_flight) or self.scheduler.has_requests
+
+    def add_request(self, request: Request) -> None:
+        """Raises EngineUnavailable once the engine has failed."""
+        if self.has_failed:
+            raise EngineUnavailable(FAILED)
+        self.scheduler.add(request)
+
+    def finish_request(self, request: Request, reason: FinishReason) -> EngineOutput | None:
+        """Ends a request in any phase; its row and blocks are free at once. None if it has finished already."""
+        if request.is_finished:
+            return None
+        self.scheduler.finish(request, reason)
+        return EngineOutput(request.request_id, finish_reason=reason)
+
+    def step(self) -> list[EngineOutput]:
+        """Launches the next step and returns what the one before it has brought.
+
+        A step that fails loses the device's state, not the requests: what had come back stays, the rest is computed
+        anew. When that happens MAX_FAILURES times in a row the engine has failed, and so have all its requests.
+        """
+        scheduled = self.scheduler.schedule()
+        try:
+            if scheduled.rows:
+                self._in_flight.append((scheduled, self._launch(scheduled)))
+            resolved = self._resolve(keep=self._steps_ahead if scheduled.rows else 0)
+        except Exception as error:
+            return self._recover(error)
+        outputs = [output for step, result in resolved for output in self.scheduler.update(step, result)]
+        if outputs:
+            self._num_failures = 0
+        return outputs
+
+    def _launch(self, scheduled: SchedulerOutput) -> StepFuture:
+        """Every step ends in a Sample, even of no rows: its future is what keeps the host from running far ahead."""
+        for request in scheduled.admitted:
+            self._runner.execute(_reset_row(request))
+        self._runner.execute(_body(scheduled))
+        future = self._runner.execute(_sample(scheduled))
+        assert future is not None
+        self.last_step_tokens = scheduled.num_tokens
+        return future
+
+    def _resolve(self, keep: int) -> list[tuple[SchedulerOutput, SampleResult]]:
+        """Waits for all steps in flight but the newest `keep`."""
+        resolved = []
+        while len(self._in_flight) > keep:
+            step, future = self._in_flight.popleft()
+            resolved.append((step, future.result()))
+        return resolved
+
+    def _recover(self, error: Exception) -> list[EngineOutput]:
+        self._in_flight.clear()
+        self._num_failures += 1
+        logger.error("step failed (%d in a row)", self._num_failures, exc_info=error)
+        if self._num_failures < MAX_FAILURES:
+            try:
+                self._runner.rebuild()
+            except Exception:
+                logger.exception("the device state cannot be made anew")
+            else:
+                self.scheduler.restart()
+                return []
+        return self.fail()
+
+    def fail(self) -> list[EngineOutput]:
+        """Ends every request with an error, and takes no more."""
+        self.has_failed = True
+        self._in_flight.clear()
+        outputs = []
+        for request in list(self.scheduler.requests()):
+            self.scheduler.finish(request, "error")
+            outputs.append(EngineOutput(request.request_id, finish_reason="error", error=FAILED))
+        return outputs
+
+
+def _reset_row(request: Request) -> ResetRow:
+    params = request.params
+    return ResetRow(
+        row=request.row,
+        block_tables=tuple(map(tuple, request.block_tables)),
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        seed=request.seed,
+    )
+
+
+def _body(scheduled: SchedulerOutput) -> Body:
+    return Body(
+        rows=tuple(RowTokens(row.row, row.start, row.num_tokens, row.token_ids) for row in scheduled.rows),
+        table_deltas=tuple(scheduled.table_deltas),
+        outputs=tuple(row.row for row in scheduled.rows if row.samples),
+    )
+
+
+def _sample(scheduled: SchedulerOutput) -> Sample:
+    sampling = [row for row in scheduled.rows if row.samples]
+    rows = (SampleRow(index, row.row, row.start + row.num_tokens) for index, row in enumerate(sampling))
+    return Sample(tuple(rows), want_logprobs=any(row.request.params.logprobs is not None for row in sampling))
