@@ -2,7 +2,7 @@
 
 A *query block* is up to Bq consecutive queries of one row, a *tile* one query block times one chunk of C keys of its
 context. Only live tiles are computed, G at a time in a loop whose trip count is known only on the device, so the cost
-follows the live tokens: neither the longest row nor the width of the block tables matters, and no shape depends on them.
+follows the live tokens: neither the longest row nor the width of the block tables matters.
 
 Letters: T tokens, R rows, N query heads, K kv heads, g = N / K, H head_dim, W table width, Q query blocks.
 """

@@ -1,0 +1,73 @@
+"""Ragged paged-attention cases, shared by the tests of every backend: shuffled tables, NaN in every unused slot."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from xlaserve_kernels.paged_attention import make_layout, paged_attention, slot_mapping
+from xlaserve_kernels.paged_attention.reference import paged_attention_reference
+
+
+_attend = jax.jit(paged_attention, static_argnames=("backend", "layout", "scale", "sliding_window", "soft_cap"))
+
+
+@dataclass(frozen=True)
+class Case:
+    """`rows`: (queries, context) of each row, (0, 0) for an idle one; `padding`: tokens beyond the last row's."""
+
+    rows: tuple[tuple[int, int], ...]
+    num_heads: int = 4
+    num_kv_heads: int = 2
+    head_dim: int = 8
+    block_size: int = 4
+    padding: int = 0
+    num_tokens: int | None = None  # instead of `padding`: the whole length
+    table_width: int | None = None  # None: as wide as the longest row needs
+    sliding_window: int | None = None
+    soft_cap: float | None = None
+    seed: int = 0
+
+
+def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.ndarray]:
+    """(the backend's output, the reference's), both float32 [T, N, H]."""
+    rng = np.random.default_rng(case.seed)
+    query_lens, seq_lens = (np.array(column, np.int32) for column in zip(*case.rows, strict=True))
+    num_rows, width = len(case.rows), case.table_width or max(1, -(-max(seq_lens) // case.block_size))
+    num_blocks = num_rows * width + 1
+    tables = rng.permutation(np.arange(1, num_blocks)).reshape(num_rows, width).astype(np.int32)
+    starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
+    num_tokens = case.num_tokens or int(starts[-1]) + case.padding
+
+    def draw(*shape):
+        return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
+
+    layout = make_layout(backend, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, block_size=case.block_size)
+    rows = np.repeat(np.arange(num_rows), seq_lens)
+    positions = np.concatenate([np.arange(n) for n in seq_lens]).astype(np.int32)
+    keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim) for _ in range(2))
+    slots = slot_mapping(jnp.asarray(tables), rows, jnp.asarray(positions), np.ones(len(rows), bool), case.block_size)
+    pool = jnp.full(layout.shape(num_blocks), jnp.nan, dtype)
+    pool = layout.write(pool, keys, values, slots)
+    q = draw(num_tokens, case.num_heads, case.head_dim)
+    options = dict(scale=case.head_dim**-0.5, sliding_window=case.sliding_window, soft_cap=case.soft_cap)
+    out = _attend(
+        q, pool, jnp.asarray(tables), jnp.asarray(starts), jnp.asarray(seq_lens),
+        backend=backend, layout=layout, **options,
+    )  # fmt: skip
+
+    flat = np.full((2, num_blocks * case.block_size, case.num_kv_heads, case.head_dim), np.nan, np.float32)
+    flat[0, np.asarray(slots)], flat[1, np.asarray(slots)] = (
+        np.asarray(keys, np.float32),
+        np.asarray(values, np.float32),
+    )
+    paged = flat.reshape(2, num_blocks, case.block_size, case.num_kv_heads, case.head_dim)
+    expected = paged_attention_reference(np.asarray(q, np.float32), *paged, tables, starts, seq_lens, **options)
+    return np.asarray(out, np.float32), expected.astype(np.float32)
+
+
+def assert_close(case: Case, backend: str, dtype=jnp.float32) -> None:
+    """Relative to the largest value: 1e-5 in float32, 2e-2 in bfloat16."""
+    out, expected = run(case, backend, dtype)
+    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+    np.testing.assert_allclose(out, expected, atol=tolerance * max(1.0, np.abs(expected).max()))

@@ -1,0 +1,131 @@
+"""Paged attention against the plain reference, over ragged batches."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from xlaserve_kernels.backend import BACKENDS, resolve
+from xlaserve_kernels.paged_attention import make_layout, paged_attention
+
+from tests.kernels.ragged import Case, assert_close, run
+
+B = 4  # block size of the named cases
+EDGES = (1, B - 1, B, B + 1, 2 * B, 2 * B + 1)
+NAMED = {
+    "decodes at every edge": Case(tuple((1, n) for n in EDGES)),
+    "whole prompts at every edge": Case(tuple((n, n) for n in EDGES)),
+    "chunks at every edge": Case(tuple((n, n + 7) for n in EDGES)),
+    "idle rows around live ones": Case(((0, 0), (1, 5), (0, 0), (6, 9), (0, 0))),
+    "all rows idle": Case(((0, 0), (0, 0)), padding=4),
+    "padding behind the rows": Case(((1, 5), (3, 3)), padding=12),
+    "one huge row beside short ones": Case(((1, 1000), (1, 2), (1, 1), (1, 3))),
+    "a huge prompt beside decodes": Case(((200, 300), (1, 2), (1, 17), (1, 16))),
+    "one head": Case(((3, 9), (1, 4)), num_heads=1, num_kv_heads=1),
+    "a group of three": Case(((3, 9), (1, 40)), num_heads=9, num_kv_heads=3),
+    "a group of sixteen": Case(((3, 9), (1, 40)), num_heads=16, num_kv_heads=1),
+    "blocks of one token": Case(((3, 9), (1, 40)), block_size=1),
+    "blocks longer than a chunk": Case(((3, 9), (1, 400), (150, 400)), block_size=256),
+    "window of one": Case(((5, 30), (1, 9), (1, 1)), sliding_window=1),
+    "window cutting chunks": Case(((40, 300), (1, 129), (1, 128), (1, 500)), sliding_window=130),
+    "window larger than all": Case(((5, 30), (1, 9)), sliding_window=1000),
+    "soft cap": Case(((5, 30), (1, 9)), soft_cap=2.0),
+    "soft cap and window": Case(((5, 30), (1, 9)), soft_cap=2.0, sliding_window=4),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", NAMED)
+def test_named_cases(name, backend):
+    assert_close(NAMED[name], backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "name", ["one huge row beside short ones", "a huge prompt beside decodes", "soft cap and window"]
+)
+def test_bfloat16(name, backend):
+    assert_close(NAMED[name], backend, jnp.bfloat16)
+
+
+# Compiled once each: (num_heads, num_kv_heads, block_size, sliding_window, soft_cap, tokens of the batch)
+PROGRAMS = (
+    (3, 3, 4, None, None, 200),
+    (9, 3, 16, None, 5.0, 200),
+    (4, 1, 8, 8, None, 200),
+    (8, 2, 4, 100, 5.0, 200),
+    (6, 2, 16, None, None, 5),
+    (4, 2, 16, 1, None, 5),
+)
+
+
+@st.composite
+def cases(draw):
+    heads, kv_heads, block_size, window, soft_cap, num_tokens = draw(st.sampled_from(PROGRAMS))
+    longest = num_tokens // 5
+    rows = draw(st.lists(st.tuples(st.integers(0, longest), st.integers(0, 160)), min_size=5, max_size=5))
+    return Case(
+        rows=tuple((q, q + past) if q else (0, 0) for q, past in rows),
+        num_heads=heads,
+        num_kv_heads=kv_heads,
+        block_size=block_size,
+        num_tokens=num_tokens,
+        table_width=200 // block_size,
+        sliding_window=window,
+        soft_cap=soft_cap,
+        seed=draw(st.integers(0, 9)),
+    )
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(case=cases())
+def test_random_cases(backend, case):
+    assert_close(case, backend)
+
+
+def test_tokens_of_no_row_come_back_as_zeros():
+    out, _ = run(Case(((1, 5), (3, 3)), padding=12), "xla")
+    np.testing.assert_array_equal(out[4:], 0)
+
+
+def test_writes_beyond_the_pool_are_dropped():
+    layout = make_layout("xla", num_kv_heads=1, head_dim=2, block_size=4)
+    pool = jnp.zeros(layout.shape(3))
+    ones = jnp.ones((2, 1, 2))
+    written = layout.write(pool, ones, ones, jnp.array([3 * 4, 2**30], jnp.int32))
+    np.testing.assert_array_equal(written, pool)
+
+
+GOOD = dict(q=(4, 4, 8), kv_cache=(3, 2, 2, 16, 8), block_tables=(2, 2), query_start_loc=(3,), seq_lens=(2,))
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("q", (4, 4)), ("q", (4, 4, 16)), ("q", (4, 3, 8)), ("kv_cache", (3, 2, 1, 16, 8)), ("block_tables", (2,)),
+        ("query_start_loc", (2,)), ("seq_lens", (3,)),
+    ],
+)  # fmt: skip
+def test_a_wrong_shape_is_named(name, shape):
+    layout = make_layout("xla", num_kv_heads=2, head_dim=8, block_size=16)
+    arrays = {
+        key: jnp.zeros(value, jnp.float32 if key in ("q", "kv_cache") else jnp.int32)
+        for key, value in (GOOD | {name: shape}).items()
+    }
+    with pytest.raises(ValueError, match=rf"{name} has shape .*must be"):
+        paged_attention(**arrays, backend="xla", layout=layout, scale=1.0)
+
+
+def test_a_wrong_dtype_is_named():
+    layout = make_layout("xla", num_kv_heads=2, head_dim=8, block_size=16)
+    arrays = {key: jnp.zeros(value) for key, value in GOOD.items()}
+    with pytest.raises(ValueError, match="block_tables has dtype float32: must be int32"):
+        paged_attention(**arrays, backend="xla", layout=layout, scale=1.0)
+
+
+def test_backends_are_chosen_by_name():
+    assert resolve("auto", "cpu") == "xla"
+    assert resolve("xla", "tpu") == "xla"
+    with pytest.raises(ValueError, match="'cuda_magic'.*choose auto, xla"):
+        resolve("cuda_magic", "cpu")

@@ -1,0 +1,163 @@
+"""The sample head against exact distributions and against transformers' warpers."""
+
+from types import SimpleNamespace
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+from xlaserve.models.config import ModelConfig
+from xlaserve.runner.commands import Sample, SampleRow
+from xlaserve.runner.heads.sample import make_sample, pack_sample, sample_packing
+from xlaserve.runner.row_state import SamplingState, initial_row_state
+
+CONFIG = cast(ModelConfig, SimpleNamespace(final_logit_softcap=None))  # all that the head asks of it
+DRAWS = 4096  # rows of one call, all with the same logits: as many independent draws
+
+
+def sample(
+    logits, *, greedy=False, want_logprobs=False, temperature=1.0, top_k=0, top_p=1.0, seeds=None, positions=None
+):
+    """Samples one token per row of logits [S, V], through the head with an identity in place of the vocabulary."""
+    size, vocab = logits.shape
+    packing = sample_packing(size)
+    rows = tuple(SampleRow(i, i, 7 if positions is None else positions[i]) for i in range(size))
+    seeds = np.arange(size) if seeds is None else np.asarray(seeds)
+
+    def full(value, dtype):
+        return jnp.full(size, value, dtype)
+
+    state = SamplingState(
+        temperature=full(temperature, jnp.float32),
+        top_k=full(top_k, jnp.int32),
+        top_p=full(top_p, jnp.float32),
+        seed=jnp.stack([jnp.zeros(size, jnp.uint32), jnp.asarray(seeds, jnp.uint32)], axis=1),
+        choice_index=jnp.zeros(size, jnp.int32),
+    )
+    head = jax.jit(make_sample(CONFIG, packing, greedy=greedy))
+    packed = pack_sample(packing, Sample(rows, want_logprobs))
+    last = initial_row_state(size, 1, 1).last_tokens
+    return head(jnp.eye(vocab), jnp.asarray(logits, jnp.float32), state, last, packed)
+
+
+def exact_probabilities(logits, temperature, top_k, top_p):
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(temperature)])
+    if top_k:
+        warpers.append(TopKLogitsWarper(top_k))
+    if top_p < 1:
+        warpers.append(TopPLogitsWarper(top_p))
+    warped = warpers(torch.zeros((1, 1), dtype=torch.long), torch.tensor(logits[None]).clone())
+    return torch.softmax(warped.double(), dim=-1)[0].numpy()
+
+
+@pytest.mark.parametrize("vocab", [5, 300, 2000])
+@pytest.mark.parametrize(
+    ("temperature", "top_k", "top_p"),
+    [(1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 3, 1.0), (1.0, 0, 0.6), (1.3, 40, 0.8), (1.0, 200, 0.99), (1.0, 0, 0.999)],
+)
+def test_draws_follow_the_distribution(vocab, temperature, top_k, top_p):
+    logits = np.random.default_rng(vocab).standard_normal(vocab).astype(np.float32) * 2
+    output, _ = sample(np.tile(logits, (DRAWS, 1)), temperature=temperature, top_k=top_k, top_p=top_p)
+    counts = np.bincount(output.tokens, minlength=vocab)
+    probabilities = exact_probabilities(logits, temperature, min(top_k, vocab), top_p)
+    assert counts[probabilities == 0].sum() == 0
+    common = probabilities * DRAWS >= 5  # the rest of the distribution is one class
+    observed = np.append(counts[common], counts[~common].sum())
+    expected = np.append(probabilities[common], probabilities[~common].sum()) * DRAWS
+    used = expected > 0
+    chi_square = ((observed - expected)[used] ** 2 / expected[used]).sum()
+    freedom = used.sum() - 1
+    assert chi_square < freedom + 4 * np.sqrt(2 * freedom) + 8  # beyond 1e-4 of the distribution
+
+
+def test_greedy_is_argmax_in_both_programs():
+    logits = np.random.default_rng(0).standard_normal((8, 300)).astype(np.float32)
+    for greedy in (True, False):
+        output, last_tokens = sample(logits, greedy=greedy, temperature=0.0)
+        np.testing.assert_array_equal(output.tokens, logits.argmax(-1))
+        np.testing.assert_array_equal(last_tokens, output.tokens)
+
+
+def test_top_k_of_one_and_a_tiny_nucleus_are_greedy():
+    logits = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
+    for options in ({"top_k": 1}, {"top_p": 1e-6}):
+        output, _ = sample(logits, temperature=2.0, **options)
+        np.testing.assert_array_equal(output.tokens, logits.argmax(-1))
+
+
+def test_a_seed_draws_the_same_in_any_row_and_batch_and_another_at_the_next_position():
+    logits = np.random.default_rng(0).standard_normal(1000).astype(np.float32)
+    alone, _ = sample(logits[None], seeds=[42])
+    among, _ = sample(np.tile(logits, (8, 1)), seeds=[1, 2, 42, 3, 4, 5, 6, 42])
+    assert among.tokens[2] == among.tokens[7] == alone.tokens[0]
+    along, _ = sample(np.tile(logits, (64, 1)), seeds=[42] * 64, positions=range(64))
+    assert len(set(along.tokens.tolist())) > 20
+
+
+def test_rows_of_one_batch_keep_their_own_parameters():
+    logits = np.random.default_rng(0).standard_normal(500).astype(np.float32)
+    size = 4
+    packing = sample_packing(size)
+    state = SamplingState(
+        temperature=jnp.array([0.0, 1.0, 1.5, 1.0]),
+        top_k=jnp.array([0, 1, 0, 0], jnp.int32),
+        top_p=jnp.array([1.0, 1.0, 1.0, 0.3]),
+        seed=jnp.array([[0, 9]] * size, jnp.uint32),
+        choice_index=jnp.zeros(size, jnp.int32),
+    )
+    rows = tuple(SampleRow(i, i, 3) for i in range(size))
+    head = jax.jit(make_sample(CONFIG, packing, greedy=False))
+    output, _ = head(
+        jnp.eye(500), jnp.tile(jnp.asarray(logits), (size, 1)), state, jnp.zeros(size, jnp.int32),
+        pack_sample(packing, Sample(rows, False)),
+    )  # fmt: skip
+    assert output.tokens[0] == output.tokens[1] == logits.argmax()
+    for row, options in ((2, {"temperature": 1.5}), (3, {"top_p": 0.3})):
+        solo, _ = sample(logits[None], seeds=[9], positions=[3], **options)
+        assert output.tokens[row] == solo.tokens[0]
+
+
+def test_logprobs_are_raw_and_ordered():
+    logits = np.random.default_rng(0).standard_normal((4, 300)).astype(np.float32)
+    expected = torch.log_softmax(torch.tensor(logits).double(), dim=-1).numpy()
+    for temperature in (0.0, 0.3, 2.0):
+        output, _ = sample(logits, want_logprobs=True, temperature=temperature)
+        chosen = np.take_along_axis(expected, np.asarray(output.tokens)[:, None], axis=1)[:, 0]
+        np.testing.assert_allclose(output.logprobs, chosen, atol=1e-5)
+        order = np.argsort(-expected, axis=-1)[:, :5]
+        np.testing.assert_array_equal(output.top_ids, order)
+        np.testing.assert_allclose(output.top_logprobs, np.take_along_axis(expected, order, axis=1), atol=1e-5)
+
+
+def test_a_vocabulary_smaller_than_the_alternatives():
+    output, _ = sample(np.array([[0.0, 2.0, 1.0]], np.float32), greedy=True, want_logprobs=True, temperature=0.0)
+    np.testing.assert_array_equal(output.top_ids[0, :3], [1, 2, 0])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("greedy", [True, False])
+def test_logits_that_are_not_finite_are_flagged_for_their_row_alone(bad, greedy):
+    weight = np.eye(8, dtype=np.float32)
+    hidden = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
+    hidden[2] = bad
+    packing = sample_packing(4)
+    rows = tuple(SampleRow(i, i, 3) for i in range(4))
+    state = initial_row_state(4, 1, 1)
+    head = jax.jit(make_sample(CONFIG, packing, greedy=greedy))
+    output, _ = head(weight, hidden, state.sampling, state.last_tokens, pack_sample(packing, Sample(rows, False)))
+    np.testing.assert_array_equal(output.ok, [True, True, False, True])
+
+
+def test_padding_rows_leave_the_last_tokens_alone():
+    packing = sample_packing(4)
+    state = initial_row_state(3, 1, 1)
+    last = jnp.array([11, 12, 13], jnp.int32)
+    head = jax.jit(make_sample(CONFIG, packing, greedy=True))
+    hidden = jnp.eye(4)[jnp.array([2, 0, 0, 0])]
+    packed = pack_sample(packing, Sample((SampleRow(0, 1, 5),), False))
+    _, last = head(jnp.eye(4), hidden, state.sampling, last, packed)
+    np.testing.assert_array_equal(last, [11, 2, 13])

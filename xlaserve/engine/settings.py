@@ -1,0 +1,105 @@
+"""Derives what the config leaves open, from the model and the machine; tells each value with its reason."""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from xlaserve_kernels import backend as kernel_backend
+from xlaserve_kernels.paged_attention import make_layout
+
+from xlaserve.config import Config
+from xlaserve.engine.reporter import Reporter
+from xlaserve.errors import ConfigError
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.kv_spec import kv_specs
+from xlaserve.runner.buckets import make_buckets
+from xlaserve.runner.dtype import choose_dtype, named_dtype
+from xlaserve.runner.kv_cache import size_pool
+from xlaserve.runner.programs import ProgramShapes
+
+# (max_num_seqs, max_num_batched_tokens). On a CPU a step of 256 prompt tokens already stalls the others for a second.
+_CPU_LIMITS = (16, 256)
+_ACCELERATOR_LIMITS = (128, 2048)
+
+
+@dataclass(frozen=True)
+class Settings:
+    shapes: ProgramShapes
+    max_model_len: int
+    max_num_batched_tokens: int
+
+
+def resolve_settings(config: Config, model: ModelConfig, device: jax.Device, reporter: Reporter) -> Settings:
+    """Raises ConfigError naming the key, the value and what is allowed."""
+    reporter.info("device", device.device_kind, f"jax {jax.__version__}, platform {device.platform}")
+    backend = _resolve_backend(config.kernels.attention_backend, device.platform)
+    reporter.info("attention_backend", backend, f"kernels.attention_backend: {config.kernels.attention_backend}")
+    dtype, reason = choose_dtype(config.model.dtype, model, device.platform)
+    reporter.info("dtype", dtype.name, reason)
+    kv_dtype, reason = (dtype, "the model's") if config.cache.dtype == "auto" else _named(config.cache.dtype)
+    reporter.info("cache.dtype", kv_dtype.name, reason)
+
+    limits = _CPU_LIMITS if device.platform == "cpu" else _ACCELERATOR_LIMITS
+    asked = config.scheduler
+    max_num_seqs, reason = _given_or(asked.max_num_seqs, limits[0], device.platform)
+    reporter.info("max_num_seqs", max_num_seqs, reason)
+    max_num_batched_tokens, reason = _given_or(asked.max_num_batched_tokens, limits[1], device.platform)
+    reporter.info("max_num_batched_tokens", max_num_batched_tokens, reason)
+
+    block_size = config.cache.block_size
+    max_model_len, length_reason = _max_model_len(config, model)
+    specs = kv_specs(model)
+    pool = size_pool(
+        config.cache, specs, kv_dtype, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device
+    )
+    capacity = pool.tokens(block_size)
+    if config.model.max_model_len is None and capacity < max_model_len:
+        max_model_len, length_reason = capacity, "what the KV pool holds; raise cache.memory for more"
+    reporter.info("max_model_len", max_model_len, length_reason)
+    pool_bytes = pool.num_blocks * block_size * sum(spec.bytes_per_token(kv_dtype) for spec in specs)
+    size = f"{capacity} tokens in {pool.num_blocks} blocks of {block_size}, {pool_bytes / 2**20:.0f} MiB"
+    reporter.info("KV pool", size, pool.reason)
+
+    buckets = make_buckets(max_num_seqs, max_num_batched_tokens)
+    reporter.info("token buckets", " ".join(map(str, buckets.tokens)), "from the two limits above")
+    shapes = ProgramShapes(
+        config=model,
+        buckets=buckets,
+        max_num_seqs=max_num_seqs,
+        table_width=-(-max_model_len // block_size),
+        block_size=block_size,
+        num_blocks=pool.num_blocks,
+        backend=backend,
+        dtype=dtype,
+        kv_dtype=kv_dtype,
+        layouts=tuple(
+            make_layout(backend, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, block_size=block_size)
+            for spec in specs
+        ),
+    )
+    return Settings(shapes, max_model_len, max_num_batched_tokens)
+
+
+def _named(name: str) -> tuple[np.dtype, str]:
+    return named_dtype(name), "cache.dtype"
+
+
+def _resolve_backend(name: str, platform: str) -> str:
+    try:
+        return kernel_backend.resolve(name, platform)
+    except ValueError as error:
+        raise ConfigError(f"kernels.attention_backend: {error}") from error
+
+
+def _given_or(value: int | None, default: int, platform: str) -> tuple[int, str]:
+    return (value, "as configured") if value is not None else (default, f"default on {platform}")
+
+
+def _max_model_len(config: Config, model: ModelConfig) -> tuple[int, str]:
+    longest = model.max_position_embeddings
+    asked = config.model.max_model_len
+    if asked is None:
+        return longest, "the model's context"
+    if asked > longest:
+        raise ConfigError(f"model.max_model_len is {asked}: the model's context is {longest} tokens at most")
+    return asked, "as configured"
