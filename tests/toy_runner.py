@@ -74,7 +74,8 @@ class ToyFuture:
 
 
 class ToyRunner:
-    """next_token: replaces the arithmetic. step_seconds: how long the device takes for a step; the host need not wait.
+    """next_token(context): replaces the arithmetic. answer: what every request gets, its last id again and again; not
+    for pools so small that requests are preempted. step_seconds: how long the device takes; the host need not wait.
 
     fail_at: ("body" | "sample" | "result", n) for each n-th such call (from 0) that is to raise `failure`; from then on
     everything does until `rebuild()`, as after a donation. not_ok(context): True for rows whose logits are not finite.
@@ -89,6 +90,7 @@ class ToyRunner:
         max_num_batched_tokens: int,
         vocab_size: int = 1000,
         next_token: NextToken | None = None,
+        answer: Sequence[int] | None = None,
         step_seconds: float = 0.0,
         fail_at: Collection[tuple[str, int]] = (),
         failure: BaseException | None = None,
@@ -100,6 +102,7 @@ class ToyRunner:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.vocab_size = vocab_size
         self.next_token = next_token
+        self.answer = answer
         self.step_seconds = step_seconds
         self.fail_at = set(fail_at)
         self.failure = failure or RuntimeError("injected")
@@ -119,6 +122,7 @@ class ToyRunner:
         self._tables = [np.full((self.max_num_seqs, width), NULL_BLOCK) for _ in self.num_blocks]
         self._computed = [0] * self.max_num_seqs
         self._last_tokens = [POISON] * self.max_num_seqs
+        self._first_position: dict[int, int] = {}  # of the output, by row
         self._rows: dict[int, ResetRow] = {}
         self._hidden: list[list[int] | None] = []
         self._broken = False
@@ -153,6 +157,7 @@ class ToyRunner:
         self._rows[command.row] = command
         self._computed[command.row] = 0
         self._last_tokens[command.row] = POISON
+        self._first_position.pop(command.row, None)
 
     def _body(self, command: Body) -> None:
         rows = [row.row for row in command.rows]
@@ -203,6 +208,8 @@ class ToyRunner:
     def _token_after(self, context: list[int], row: int, position: int) -> int:
         if self.next_token:
             return self.next_token(context)
+        if self.answer:
+            return self.answer[min(position - self._first_position.setdefault(row, position), len(self.answer) - 1)]
         params = self._rows[row]
         seed = params.seed if params.temperature > 0 else 0
         return toy_token(context, vocab_size=self.vocab_size, seed=seed, position=position)

@@ -26,7 +26,7 @@ class LLMEngine:
     def __init__(self, scheduler: Scheduler, runner: Runner, *, async_scheduling: bool = True):
         self.scheduler = scheduler
         self.has_failed = False
-        self.last_step_tokens = 0  # tokens computed in the step launched last
+        self.last_step_tokens = 0  # launched by the last step()
         self._runner = runner
         self._steps_ahead = 1 if async_scheduling else 0
         self._in_flight: deque[tuple[SchedulerOutput, StepFuture]] = deque()
@@ -56,6 +56,7 @@ class LLMEngine:
         anew. When that happens MAX_FAILURES times in a row the engine has failed, and so have all its requests.
         """
         scheduled = self.scheduler.schedule()
+        self.last_step_tokens = scheduled.num_tokens
         try:
             if scheduled.rows:
                 self._in_flight.append((scheduled, self._launch(scheduled)))
@@ -74,7 +75,6 @@ class LLMEngine:
         self._runner.execute(_body(scheduled))
         future = self._runner.execute(_sample(scheduled))
         assert future is not None
-        self.last_step_tokens = scheduled.num_tokens
         return future
 
     def _resolve(self, keep: int) -> list[tuple[SchedulerOutput, SampleResult]]:
@@ -97,17 +97,16 @@ class LLMEngine:
             else:
                 self.scheduler.restart()
                 return []
-        return self.fail()
-
-    def fail(self) -> list[EngineOutput]:
-        """Ends every request with an error, and takes no more."""
         self.has_failed = True
+        return self.finish_all("error", FAILED)
+
+    def finish_all(self, reason: FinishReason, error: str | None = None) -> list[EngineOutput]:
+        """Ends every request; nothing that is still under way is waited for."""
         self._in_flight.clear()
-        outputs = []
-        for request in list(self.scheduler.requests()):
-            self.scheduler.finish(request, "error")
-            outputs.append(EngineOutput(request.request_id, finish_reason="error", error=FAILED))
-        return outputs
+        requests = list(self.scheduler.requests())
+        for request in requests:
+            self.scheduler.finish(request, reason)
+        return [EngineOutput(request.request_id, finish_reason=reason, error=error) for request in requests]
 
 
 def _reset_row(request: Request) -> ResetRow:

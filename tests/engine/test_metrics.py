@@ -1,0 +1,109 @@
+"""What a scrape says, parsed as Prometheus would."""
+
+import time
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.toy_runner import make_engine
+from xlaserve.core.request import Request
+from xlaserve.engine.engine_loop import EngineLoop
+from xlaserve.engine.metrics import EngineMetrics
+from xlaserve.sampling_params import SamplingParams
+
+
+class Scraped:
+    """Sample values by name and labels other than model_name (and bucket bounds)."""
+
+    def __init__(self, metrics: EngineMetrics):
+        self.values: dict[tuple[str, str], float] = {}
+        for family in text_string_to_metric_families(metrics.render().decode()):
+            for sample in family.samples:
+                labels = dict(sample.labels)
+                if "le" not in labels and not sample.name.endswith("_created"):
+                    assert labels.pop("model_name") == "toy"
+                    self.values[sample.name.removeprefix("xlaserve:"), "".join(labels.values())] = sample.value
+
+    def __getitem__(self, key) -> float:
+        return self.values[key if isinstance(key, tuple) else (key, "")]
+
+
+@pytest.fixture
+def setup():
+    engine, runner = make_engine([1 + 20], step_seconds=0.001)
+    metrics = EngineMetrics("toy", engine.scheduler, compiled=lambda: {"start-up": 7}, cache_hits=lambda: 3)
+    loop = EngineLoop(engine, metrics, max_requests=100)
+    yield metrics, loop, runner
+    runner.released.set()
+    loop.shutdown(timeout=0)
+
+
+def make_request(name: str, prompt_len: int, max_tokens: int) -> Request:
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    return Request(name, [5] * prompt_len, params, prompt_len + max_tokens, stop_ids=frozenset(), seed=0)
+
+
+def wait_for_end(stream) -> str:
+    while not (output := stream.get(timeout=10)).finish_reason:
+        pass
+    return output.finish_reason
+
+
+def test_all_series_are_there_before_the_first_request(setup):
+    metrics, _, _ = setup
+    scraped = Scraped(metrics)
+    expected = {
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
+        *("prompt_tokens_total", "generation_tokens_total", "iteration_tokens_total_count"),
+        *("time_to_first_token_seconds_count", "inter_token_latency_seconds_count"),
+        *("request_time_per_output_token_seconds_count", "e2e_request_latency_seconds_count"),
+        *("request_queue_time_seconds_count", "request_prompt_tokens_count", "request_generation_tokens_count"),
+    }
+    assert {name: scraped[name] for name in expected} == dict.fromkeys(expected, 0)
+    reasons = ("stop", "length", "abort", "error")
+    assert [scraped["request_success_total", reason] for reason in reasons] == [0, 0, 0, 0]
+    assert scraped["compilations_total", "start-up"] == 7
+    assert scraped["compilations_total", "unexpected"] == 0
+    assert scraped["compilation_cache_hits_total"] == 3
+
+
+def test_counts_add_up_over_finished_aborted_and_preempted_requests(setup):
+    metrics, loop, runner = setup
+    streams = [loop.submit(make_request(f"ok {n}", 3, 40)) for n in range(4)]  # 11 blocks each: some are preempted
+    assert [wait_for_end(stream) for stream in streams] == ["length"] * 4
+    assert wait_for_end(loop.submit(make_request("one token", 2, 1))) == "length"
+
+    runner.released.clear()
+    other = loop.submit(make_request("other", 2, 5))
+    while loop.seconds_since_progress() < 0.05:  # until the thread waits for the device
+        time.sleep(0.01)
+    aborted = loop.submit(make_request("aborted before its first step", 2, 9))
+    loop.abort(aborted)
+    runner.released.set()
+    assert (wait_for_end(aborted), wait_for_end(other)) == ("abort", "length")
+
+    scraped = Scraped(metrics)
+    assert scraped["request_success_total", "length"] == 6
+    assert scraped["request_success_total", "abort"] == 1
+    assert scraped["request_success_total", "stop"] == scraped["request_success_total", "error"] == 0
+    assert scraped["e2e_request_latency_seconds_count"] == 7
+    assert scraped["time_to_first_token_seconds_count"] == scraped["request_queue_time_seconds_count"] == 6
+    assert scraped["inter_token_latency_seconds_count"] == 4 * 39 + 4
+    assert scraped["request_time_per_output_token_seconds_count"] == 5
+    assert scraped["generation_tokens_total"] == scraped["request_generation_tokens_sum"] == 4 * 40 + 1 + 5
+    assert scraped["prompt_tokens_total"] == 4 * 3 + 2 + 2
+    assert scraped["num_preemptions_total"] > 0
+    assert scraped["iteration_tokens_total_sum"] >= 4 * 42 + 2 + 6
+    assert scraped["num_requests_running"] == scraped["num_requests_waiting"] == scraped["kv_cache_usage_perc"] == 0
+
+
+def test_usage_is_a_share_while_requests_run(setup):
+    metrics, loop, runner = setup
+    stream = loop.submit(make_request("a", 10, 30))
+    assert stream.get(timeout=5)
+    runner.released.clear()
+    scraped = Scraped(metrics)
+    assert 0 < scraped["kv_cache_usage_perc"] <= 1
+    assert scraped["num_requests_running"] == 1
+    runner.released.set()
+    wait_for_end(stream)

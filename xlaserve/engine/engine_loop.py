@@ -1,0 +1,197 @@
+"""The one thread that owns the engine. Others reach it through an inbox; each request's outputs leave by a stream.
+
+Whatever happens to the thread, every stream gets a last output: a client never waits for an engine that is gone.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from xlaserve.core.outputs import EngineOutput, FinishReason
+from xlaserve.core.request import Request
+from xlaserve.engine.llm_engine import FAILED, LLMEngine
+from xlaserve.engine.metrics import EngineMetrics
+from xlaserve.errors import EngineUnavailable, InvalidRequest
+
+logger = logging.getLogger(__name__)
+
+EngineState = Literal["ready", "draining", "failed"]
+JOIN_SECONDS = 5.0  # how long shutdown waits for a step under way
+
+
+class OutputStream:
+    """One request's outputs, in order; the last one has a finish_reason. Written by the loop, read by one thread."""
+
+    def __init__(self, request: Request):
+        self.request = request
+        self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
+
+    def put(self, output: EngineOutput) -> None:
+        self._outputs.put(output)
+
+    def get(self, timeout: float | None = None) -> EngineOutput | None:
+        """The next output; None when there is none within `timeout` seconds. A timeout of None waits."""
+        try:
+            return self._outputs.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+
+@dataclass(frozen=True)
+class _Abort:
+    request: Request  # not its id, which may have been used again since
+    reason: FinishReason
+
+
+@dataclass(frozen=True)
+class _Stop:
+    pass
+
+
+class EngineLoop:
+    """Steps the engine while there is work and sleeps when there is none. Runs from construction to `shutdown`.
+
+    max_requests: running and waiting ones together; more are refused at once.
+    """
+
+    def __init__(self, engine: LLMEngine, metrics: EngineMetrics, *, max_requests: int):
+        self._engine = engine
+        self._metrics = metrics
+        self._max_requests = max_requests
+        self._inbox: queue.SimpleQueue[Request | _Abort | _Stop] = queue.SimpleQueue()
+        self._changed = threading.Condition()  # guards the state and the dict of streams
+        self._state: EngineState = "ready"
+        self._streams: dict[str, OutputStream] = {}  # of unfinished requests
+        self._stopping = False  # the loop thread's own
+        self._idle = True
+        self._progress_time = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def state(self) -> EngineState:
+        return self._state
+
+    @property
+    def num_requests(self) -> int:
+        """Submitted and not finished."""
+        return len(self._streams)
+
+    def seconds_since_progress(self) -> float:
+        """How long the present step has been running; 0 when there is nothing to do. Large: the device hangs."""
+        return 0.0 if self._idle else time.monotonic() - self._progress_time
+
+    def submit(self, request: Request) -> OutputStream:
+        """Raises EngineUnavailable when not ready, InvalidRequest for an id in use and (429) for one too many."""
+        stream = OutputStream(request)
+        with self._changed:
+            if self._state != "ready":
+                raise EngineUnavailable(FAILED if self._state == "failed" else "The engine is shutting down.")
+            if len(self._streams) >= self._max_requests:
+                message = f"The engine has {len(self._streams)} requests, its limit: try again in a moment."
+                raise InvalidRequest(message, code="queue_full", status=429)
+            if request.request_id in self._streams:
+                raise InvalidRequest(f"The request id {request.request_id!r} is in use.", param="request_id")
+            self._streams[request.request_id] = stream
+            self._inbox.put(request)
+        return stream
+
+    def abort(self, stream: OutputStream, reason: FinishReason = "abort") -> None:
+        """Ends a request in whatever phase it is; harmless when it has ended. `reason` goes to its stream."""
+        self._inbox.put(_Abort(stream.request, reason))
+
+    def shutdown(self, timeout: float) -> bool:
+        """Takes no more requests, gives the present ones `timeout` seconds to end, aborts the rest, ends the thread.
+
+        False: the thread hangs in a step, which nothing can cancel; the process should exit.
+        """
+        with self._changed:
+            if self._state == "ready":
+                self._state = "draining"
+            self._changed.wait_for(lambda: not self._streams, timeout)
+        self._inbox.put(_Stop())
+        self._thread.join(JOIN_SECONDS)
+        if self._thread.is_alive():
+            self._end_streams("abort")
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while not (self._stopping or self._engine.has_failed):
+                self._empty_inbox()
+                if self._engine.has_work and not self._stopping:
+                    self._deliver(self._engine.step())
+                    self._metrics.observe_step(self._engine.last_step_tokens)
+                self._progress_time = time.monotonic()
+            if self._stopping:
+                self._deliver(self._engine.finish_all("abort"))
+        except BaseException as error:  # also SystemExit and the like: nobody else will tell the clients
+            logger.critical("the engine's thread has died", exc_info=error)
+        finally:
+            if not self._stopping:
+                with self._changed:
+                    self._state = "failed"
+            self._end_streams("error")
+            self._idle = True
+
+    def _empty_inbox(self) -> None:
+        """Takes what is there; when the engine has nothing to do, waits until something is."""
+        if not self._engine.has_work:
+            self._idle = True
+            self._accept(self._inbox.get())
+            self._progress_time = time.monotonic()
+            self._idle = False
+        while not self._inbox.empty():
+            self._accept(self._inbox.get())
+
+    def _accept(self, message: Request | _Abort | _Stop) -> None:
+        match message:
+            case Request():
+                self._engine.add_request(message)
+            case _Abort(request, reason):
+                output = self._engine.finish_request(request, reason)
+                self._deliver([output] if output else [])
+            case _Stop():
+                self._stopping = True
+
+    def _deliver(self, outputs: Iterable[EngineOutput]) -> None:
+        now = time.monotonic()
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is None:  # a shutdown that did not wait for this step has ended it
+                continue
+            self._observe(stream.request, output, now)
+            if output.finish_reason:
+                with self._changed:
+                    del self._streams[output.request_id]
+                    self._changed.notify_all()
+            stream.put(output)
+
+    def _observe(self, request: Request, output: EngineOutput, now: float) -> None:
+        if output.token_ids:
+            if request.last_token_time is None:
+                request.first_token_time = now
+                self._metrics.observe_first_token(request, now)
+            else:
+                self._metrics.observe_next_token(now - request.last_token_time)
+            request.last_token_time = now
+            self._metrics.observe_tokens(len(output.token_ids))
+        if output.finish_reason:
+            request.finish_time = now
+            self._metrics.observe_end(request, output, now)
+
+    def _end_streams(self, reason: FinishReason) -> None:
+        """The last output of all that still wait for one."""
+        error = FAILED if reason == "error" else None
+        with self._changed:
+            streams = list(self._streams.values())
+            self._streams.clear()
+            self._changed.notify_all()
+        for stream in streams:
+            request = stream.request
+            request.finish_time = time.monotonic()
+            stream.put(EngineOutput(request.request_id, finish_reason=reason, error=error))

@@ -1,0 +1,142 @@
+"""Prometheus metrics of one engine. After the prefix `xlaserve:` they have vLLM's names, and so fit its dashboards.
+
+Every series is there from the start, at 0. What the scheduler and the compilation log know anyway is read when scraped.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import get_args
+
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from xlaserve.core.outputs import EngineOutput, FinishReason
+from xlaserve.core.request import Request
+from xlaserve.core.scheduler import Scheduler
+
+PREFIX = "xlaserve:"
+_COMPILATION_REASONS = ("start-up", "unexpected")  # always shown; others once they occur
+
+_TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
+_REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480, 960, 1920)
+_TOKENS = tuple(2**n for n in range(18))
+
+
+class EngineMetrics:
+    """`observe_*` are called by the engine's thread only; `render` by any.
+
+    compiled() gives the number of compilations so far by reason, cache_hits() of those spared by the persistent cache.
+    """
+
+    content_type = CONTENT_TYPE_LATEST
+
+    def __init__(
+        self,
+        model_name: str,
+        scheduler: Scheduler,
+        *,
+        compiled: Callable[[], Mapping[str, int]],
+        cache_hits: Callable[[], int],
+    ):
+        self.registry = CollectorRegistry()
+        labels = {"model_name": model_name}
+        self.registry.register(_ReadWhenScraped(labels, scheduler, compiled, cache_hits))
+
+        def counter(name: str, text: str) -> Counter:
+            return Counter(PREFIX + name, text, tuple(labels), registry=self.registry).labels(**labels)
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            family = Histogram(PREFIX + name, text, tuple(labels), buckets=buckets, registry=self.registry)
+            return family.labels(**labels)
+
+        self._prompt_tokens = counter("prompt_tokens", "Prompt tokens of the requests that gave a token")
+        self._generation_tokens = counter("generation_tokens", "Tokens generated")
+        finished = Counter(
+            f"{PREFIX}request_success",
+            "Requests that ended, by reason",
+            (*labels, "finished_reason"),
+            registry=self.registry,
+        )
+        self._finished = {
+            reason: finished.labels(**labels, finished_reason=reason) for reason in get_args(FinishReason)
+        }
+        self._iteration_tokens = histogram("iteration_tokens_total", "Tokens computed in a step", _TOKENS)
+        self._request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
+        self._request_generation_tokens = histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
+        self._first_token = histogram("time_to_first_token_seconds", "From arrival to first token", _REQUEST_SECONDS)
+        self._inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a request", _TOKEN_SECONDS)
+        self._per_output_token = histogram(
+            "request_time_per_output_token_seconds", "Mean time per token after a request's first", _TOKEN_SECONDS
+        )
+        self._end_to_end = histogram("e2e_request_latency_seconds", "From arrival to end", _REQUEST_SECONDS)
+        self._queue_time = histogram("request_queue_time_seconds", "From arrival to first step", _REQUEST_SECONDS)
+
+    def observe_step(self, num_tokens: int) -> None:
+        """num_tokens: 0 when the step launched nothing, which is not counted."""
+        if num_tokens:
+            self._iteration_tokens.observe(num_tokens)
+
+    def observe_first_token(self, request: Request, now: float) -> None:
+        assert request.first_scheduled_time is not None
+        self._queue_time.observe(request.first_scheduled_time - request.arrival_time)
+        self._first_token.observe(now - request.arrival_time)
+        self._prompt_tokens.inc(request.num_prompt_tokens)
+
+    def observe_next_token(self, seconds: float) -> None:
+        """`seconds` since the request's token before."""
+        self._inter_token.observe(seconds)
+
+    def observe_tokens(self, count: int) -> None:
+        self._generation_tokens.inc(count)
+
+    def observe_end(self, request: Request, output: EngineOutput, now: float) -> None:
+        """`output` is the request's last one, already counted by the others."""
+        assert output.finish_reason is not None
+        self._finished[output.finish_reason].inc()
+        self._end_to_end.observe(now - request.arrival_time)
+        self._request_prompt_tokens.observe(request.num_prompt_tokens)
+        self._request_generation_tokens.observe(request.num_output_tokens)
+        if request.num_output_tokens > 1 and request.first_token_time and request.last_token_time:
+            seconds = request.last_token_time - request.first_token_time
+            self._per_output_token.observe(seconds / (request.num_output_tokens - 1))
+
+    def render(self) -> bytes:
+        """The text that Prometheus scrapes; its type is `content_type`."""
+        return generate_latest(self.registry)
+
+
+class _ReadWhenScraped(Collector):
+    def __init__(
+        self,
+        labels: Mapping[str, str],
+        scheduler: Scheduler,
+        compiled: Callable[[], Mapping[str, int]],
+        cache_hits: Callable[[], int],
+    ):
+        self._labels = labels
+        self._scheduler = scheduler
+        self._compiled = compiled
+        self._cache_hits = cache_hits
+
+    def collect(self) -> Iterable[Metric]:
+        scheduler = self._scheduler
+        yield self._gauge("num_requests_running", "Requests that have a row", len(scheduler.running))
+        yield self._gauge("num_requests_waiting", "Requests that wait for one", len(scheduler.waiting))
+        yield self._gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1", scheduler.block_manager.usage())
+        yield self._counter("num_preemptions", "Requests that lost their blocks", scheduler.num_preemptions)
+        yield self._counter("compilation_cache_hits", "Programs found in the persistent cache", self._cache_hits())
+        labels = (*self._labels, "reason")
+        compilations = CounterMetricFamily(f"{PREFIX}compilations", "Programs compiled", labels=labels)
+        for reason, count in (dict.fromkeys(_COMPILATION_REASONS, 0) | dict(self._compiled())).items():
+            compilations.add_metric((*self._labels.values(), reason), count)
+        yield compilations
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = CounterMetricFamily(PREFIX + name, text, labels=tuple(self._labels))
+        family.add_metric(tuple(self._labels.values()), value)
+        return family
