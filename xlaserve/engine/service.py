@@ -1,0 +1,193 @@
+"""What server, CLI and `LLM` use: checks a request, hands it to the engine's thread, and turns its tokens into text.
+
+Text is made on the caller's thread, so that a slow one holds up nobody else.
+"""
+
+import operator
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from xlaserve.core.request import Request
+from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
+from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.engine.metrics import EngineMetrics
+from xlaserve.engine.output_processor import OutputProcessor, TextDelta
+from xlaserve.engine.tokenizer import Tokenizer
+from xlaserve.errors import InvalidRequest
+from xlaserve.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What a client may know of the model."""
+
+    name: str
+    max_model_len: int  # tokens, prompt and output together
+    vocab_size: int  # rows of the embedding: ids from 0 to vocab_size - 1
+    max_request_tokens: int  # what the KV pool holds of one request
+    eos_ids: frozenset[int]
+    sampling_defaults: dict[str, Any] = field(default_factory=dict)  # for what a request does not set
+    created: int = 0  # Unix time
+
+
+class GenerationService:
+    """The engine with its thread. All methods may be called from any thread.
+
+    max_waiting: requests that may queue beside those that run. compiled, cache_hits: see EngineMetrics.
+    """
+
+    def __init__(
+        self,
+        engine: LLMEngine,
+        tokenizer: Tokenizer,
+        info: ModelInfo,
+        *,
+        max_waiting: int = 1024,
+        compiled: Callable[[], Mapping[str, int]] = dict,
+        cache_hits: Callable[[], int] = int,
+    ):
+        self.info = info
+        self.tokenizer = tokenizer
+        self.metrics = EngineMetrics(info.name, engine.scheduler, compiled=compiled, cache_hits=cache_hits)
+        self._scheduler = engine.scheduler
+        self._loop = EngineLoop(engine, self.metrics, max_requests=engine.scheduler.max_num_seqs + max_waiting)
+
+    @property
+    def state(self) -> EngineState:
+        return self._loop.state
+
+    def seconds_since_progress(self) -> float:
+        """How long the present step has been running; 0 when idle."""
+        return self._loop.seconds_since_progress()
+
+    def free_blocks(self) -> int:
+        """Over all layer groups."""
+        blocks = self._scheduler.block_manager
+        return sum(blocks.num_free(group) for group in range(len(blocks.groups)))
+
+    def stats(self) -> dict[str, int]:
+        scheduler = self._scheduler
+        return {
+            "running": len(scheduler.running),
+            "waiting": len(scheduler.waiting),
+            "free_blocks": self.free_blocks(),
+            "preemptions": scheduler.num_preemptions,
+        }
+
+    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> "Generation":
+        """Queues a request and returns its generation at once.
+
+        max_tokens beyond what the context or the KV pool has left is cut to that: the output then ends with "length".
+        Raises InvalidRequest for what cannot be served and (429) when the queue is full, EngineUnavailable when the
+        engine takes no requests.
+        """
+        try:
+            prompt_ids = [operator.index(token_id) for token_id in prompt_ids]
+        except TypeError:
+            raise InvalidRequest("prompt: token ids must be integers.", param="prompt") from None
+        self._check(prompt_ids, params)
+        eos_ids = frozenset() if params.ignore_eos else self.info.eos_ids
+        limit = min(self.info.max_model_len, self.info.max_request_tokens)
+        request = Request(
+            request_id=request_id or f"gen-{secrets.token_hex(12)}",
+            prompt_ids=prompt_ids,
+            params=params,
+            max_total_tokens=limit if params.max_tokens is None else min(len(prompt_ids) + params.max_tokens, limit),
+            stop_ids=eos_ids | set(params.stop_token_ids),
+            eos_ids=eos_ids,
+            seed=secrets.randbits(63) if params.seed is None else params.seed,
+        )
+        processor = OutputProcessor(self.tokenizer, prompt_ids, params, request.stop_ids)
+        return Generation(self._loop.submit(request), processor, self._loop)
+
+    def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
+        info = self.info
+        if not prompt_ids:
+            raise InvalidRequest("The prompt is empty: at least one token is needed.", param="prompt")
+        for name, ids in (("prompt", prompt_ids), ("stop_token_ids", params.stop_token_ids)):
+            if ids and not (min(ids) >= 0 and max(ids) < info.vocab_size):
+                wrong = next(i for i in ids if not 0 <= i < info.vocab_size)
+                message = f"{name}: token id {wrong} is not in the vocabulary (0 to {info.vocab_size - 1})."
+                raise InvalidRequest(message, param=name)
+        if len(prompt_ids) >= info.max_model_len:
+            asked = params.max_tokens or 1
+            raise InvalidRequest(
+                f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
+                f"{len(prompt_ids) + asked} tokens ({len(prompt_ids)} in the messages, {asked} in the completion). "
+                "Please reduce the length of the messages or completion.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        if len(prompt_ids) >= info.max_request_tokens:
+            raise InvalidRequest(
+                f"The prompt has {len(prompt_ids)} tokens, but the KV cache of this server holds only "
+                f"{info.max_request_tokens}, prompt and completion together. Please send a shorter prompt.",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+
+    def shutdown(self, timeout: float) -> bool:
+        """Takes no more requests, gives the present ones `timeout` seconds, aborts the rest, ends the thread.
+
+        False: the thread hangs in a step, which nothing can cancel; the process should exit. Idempotent.
+        """
+        return self._loop.shutdown(timeout)
+
+
+class Generation:
+    """One request under way: iterate over it, or poll `next`, on one thread; `abort` from any."""
+
+    def __init__(self, stream: OutputStream, processor: OutputProcessor, loop: EngineLoop):
+        self._stream = stream
+        self._processor = processor
+        self._loop = loop
+        self._end_time: float | None = None
+
+    @property
+    def request_id(self) -> str:
+        return self._stream.request.request_id
+
+    def next(self, timeout: float | None = None) -> TextDelta | None:
+        """The next piece; None when there is none within `timeout` seconds, or after the last one."""
+        if self._end_time is not None:
+            return None
+        output = self._stream.get(timeout)
+        if output is None:
+            return None
+        try:
+            delta = self._processor.push(output)
+        except BaseException:
+            self.abort()
+            raise
+        if delta.finish_reason is not None:
+            self._end_time = time.monotonic()
+            if output.finish_reason is None:  # a stop string: the engine does not know of it
+                self._loop.abort(self._stream, delta.finish_reason)
+        return delta
+
+    def __iter__(self) -> Iterator[TextDelta]:
+        """Up to the piece that has a finish_reason. Leaving earlier aborts the request."""
+        try:
+            while (delta := self.next()) is not None:
+                yield delta
+        finally:
+            self.abort()
+
+    def abort(self) -> None:
+        """Frees what the request holds, in whatever phase it is; harmless when it has ended."""
+        if self._end_time is None:
+            self._loop.abort(self._stream)
+
+    @property
+    def timings(self) -> dict[str, float | None]:
+        """Seconds from arrival: `queue` to the first step, `ttft` to the first token, `total` to the end or to now."""
+        request = self._stream.request
+        times = {
+            "queue": request.first_scheduled_time,
+            "ttft": request.first_token_time,
+            "total": self._end_time or time.monotonic(),
+        }
+        return {name: None if when is None else when - request.arrival_time for name, when in times.items()}
