@@ -79,7 +79,7 @@ class Config(_Section):
     kernels: KernelsSection = KernelsSection()
     compile: CompileSection = CompileSection()
     server: ServerSection = ServerSection()
-    seed: int = 0  # of random weights, and of the seeds drawn for unseeded requests
+    seed: int = 0  # of random weights
 
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:

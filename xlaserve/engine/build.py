@@ -26,7 +26,7 @@ from xlaserve.sharding import make_mesh, replicated, sharding_of
 def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> GenerationService:
     """Loads the model, compiles all programs and starts the engine's thread.
 
-    Raises ConfigError or CheckpointError naming what is wrong; all that headers tell is checked before weights are read.
+    Raises ConfigError or CheckpointError naming what is wrong; what headers tell is checked before weights are read.
     """
     use_persistent_cache(config.compile.cache_dir or cache_dir / "programs")
     reporter.phase("open the model")
@@ -75,4 +75,11 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
         sampling_defaults=defaults,
         created=int(time.time()),
     )
-    return GenerationService(engine, tokenizer, info, max_waiting=config.server.max_waiting)
+    return GenerationService(
+        engine,
+        tokenizer,
+        info,
+        max_waiting=config.server.max_waiting,
+        compiled=LOG.compiled,
+        cache_hits=LOG.cache_hits,
+    )

@@ -3,10 +3,11 @@
 from functools import partial
 
 import flax.struct
+import jax
 import jax.numpy as jnp
 from jax import Array
 
-from xlaserve.layers.attention import Attention, attention_spec, self_attention
+from xlaserve.layers.attention import Attention, AttentionMetadata, AttentionOptions, attention_spec, self_attention
 from xlaserve.layers.linear import Embedding, Linear, embed, embedding_spec, linear_spec
 from xlaserve.layers.mlp import MLP, gated_mlp, mlp_spec
 from xlaserve.layers.norm import RMSNorm, norm_spec, rms_norm_unit_offset
@@ -73,7 +74,6 @@ def forward(
     batch: ForwardBatch,
 ) -> tuple[Array, tuple[Array, ...]]:
     """Returns the normed hidden states of batch.output_tokens, [S, D], and the KV pools (one per layer) written."""
-    norm = partial(rms_norm_unit_offset, eps=config.rms_norm_eps)
     rotary = {
         "full": rotary_table(batch.positions, config.rope, config.head_dim),
         "sliding": rotary_table(batch.positions, config.rope_sliding, config.head_dim),
@@ -82,16 +82,28 @@ def forward(
     x = x * jnp.asarray(config.hidden_size**0.5, x.dtype)  # rounded to the model's dtype, as it was trained
     caches = list(kv_caches)
     for i, layer in enumerate(params.model.layers):
-        attended, caches[i] = self_attention(
-            norm(x, layer.input_layernorm),
-            layer.self_attn,
-            caches[i],
-            rotary[config.layer_types[i]],
-            batch.groups[plan.group[i]],
-            plan.options[i],
-            norm,
-        )
-        x = x + norm(attended, layer.post_attention_layernorm)
-        fed = gated_mlp(norm(x, layer.pre_feedforward_layernorm), layer.mlp, config.hidden_act)
-        x = x + norm(fed, layer.post_feedforward_layernorm)
-    return norm(x[batch.output_tokens], params.model.norm), tuple(caches)
+        table, metadata = rotary[config.layer_types[i]], batch.groups[plan.group[i]]
+        x, caches[i] = decoder_layer(x, layer, caches[i], table, metadata, config=config, options=plan.options[i])
+    x = rms_norm_unit_offset(x[batch.output_tokens], params.model.norm, config.rms_norm_eps)
+    return x, tuple(caches)
+
+
+@partial(jax.jit, static_argnames=("config", "options"))  # so that like layers are traced once; XLA inlines the call
+def decoder_layer(
+    x: Array,
+    p: DecoderLayer,
+    kv_cache: Array,
+    rotary: tuple[Array, Array],
+    metadata: AttentionMetadata,
+    *,
+    config: ModelConfig,
+    options: AttentionOptions,
+) -> tuple[Array, Array]:
+    """x [T, D] -> [T, D], and the layer's KV pool written."""
+    norm = partial(rms_norm_unit_offset, eps=config.rms_norm_eps)
+    attended, kv_cache = self_attention(
+        norm(x, p.input_layernorm), p.self_attn, kv_cache, rotary, metadata, options, norm
+    )
+    x = x + norm(attended, p.post_attention_layernorm)
+    fed = gated_mlp(norm(x, p.pre_feedforward_layernorm), p.mlp, config.hidden_act)
+    return x + norm(fed, p.post_feedforward_layernorm), kv_cache

@@ -3,9 +3,10 @@
 from functools import partial
 
 import flax.struct
+import jax
 from jax import Array
 
-from xlaserve.layers.attention import Attention, attention_spec, self_attention
+from xlaserve.layers.attention import Attention, AttentionMetadata, AttentionOptions, attention_spec, self_attention
 from xlaserve.layers.linear import Embedding, Linear, embed, embedding_spec, linear_spec
 from xlaserve.layers.mlp import MLP, gated_mlp, mlp_spec
 from xlaserve.layers.norm import RMSNorm, norm_spec, rms_norm
@@ -65,20 +66,32 @@ def forward(
     batch: ForwardBatch,
 ) -> tuple[Array, tuple[Array, ...]]:
     """Returns the normed hidden states of batch.output_tokens, [S, D], and the KV pools (one per layer) written."""
-    norm = partial(rms_norm, eps=config.rms_norm_eps)
     rotary = rotary_table(batch.positions, config.rope, config.head_dim)
     x = embed(batch.token_ids, params.model.embed_tokens)
     caches = list(kv_caches)
     for i, layer in enumerate(params.model.layers):
-        attended, caches[i] = self_attention(
-            norm(x, layer.input_layernorm),
-            layer.self_attn,
-            caches[i],
-            rotary,
-            batch.groups[plan.group[i]],
-            plan.options[i],
-            norm,
-        )
-        x = x + attended
-        x = x + gated_mlp(norm(x, layer.post_attention_layernorm), layer.mlp, config.hidden_act)
-    return norm(x[batch.output_tokens], params.model.norm), tuple(caches)
+        metadata = batch.groups[plan.group[i]]
+        x, caches[i] = decoder_layer(x, layer, caches[i], rotary, metadata, config=config, options=plan.options[i])
+    x = rms_norm(x[batch.output_tokens], params.model.norm, config.rms_norm_eps)
+    return x, tuple(caches)
+
+
+@partial(jax.jit, static_argnames=("config", "options"))  # so that like layers are traced once; XLA inlines the call
+def decoder_layer(
+    x: Array,
+    p: DecoderLayer,
+    kv_cache: Array,
+    rotary: tuple[Array, Array],
+    metadata: AttentionMetadata,
+    *,
+    config: ModelConfig,
+    options: AttentionOptions,
+) -> tuple[Array, Array]:
+    """x [T, D] -> [T, D], and the layer's KV pool written."""
+    norm = partial(rms_norm, eps=config.rms_norm_eps)
+    attended, kv_cache = self_attention(
+        norm(x, p.input_layernorm), p.self_attn, kv_cache, rotary, metadata, options, norm
+    )
+    x = x + attended
+    x = x + gated_mlp(norm(x, p.post_attention_layernorm), p.mlp, config.hidden_act)
+    return x, kv_cache

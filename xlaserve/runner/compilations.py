@@ -19,6 +19,7 @@ class CompilationLog:
         self._lock = threading.Lock()
         self._compiled: Counter[str] = Counter()
         self._hits = 0
+        self._thread = threading.local()  # `hit`: the compile event to come, on the same thread, is no compilation
         self._reason = "unexpected"
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         jax.monitoring.register_event_listener(self._on_event)
@@ -43,16 +44,19 @@ class CompilationLog:
         with self._lock:
             return self._hits
 
-    def _on_duration(self, event: str, duration: float, **_):
-        if event == _COMPILED:
-            with self._lock:
-                self._compiled[self._reason] += 1
-
     def _on_event(self, event: str, **_):
         if event == _HIT:
-            with self._lock:
+            self._thread.hit = True
+
+    def _on_duration(self, event: str, duration: float, **_):
+        if event != _COMPILED:
+            return
+        hit, self._thread.hit = getattr(self._thread, "hit", False), False
+        with self._lock:
+            if hit:
                 self._hits += 1
-                self._compiled[self._reason] -= 1  # the compile event that goes with it
+            else:
+                self._compiled[self._reason] += 1
 
 
 def use_persistent_cache(folder: Path) -> None:

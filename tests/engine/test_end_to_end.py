@@ -1,0 +1,163 @@
+"""The whole engine on random tiny models: ids equal transformers' generate() whatever the batch, chunk and pool."""
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests import tiny_models
+from xlaserve.engine.llm import LLM
+from xlaserve.errors import ConfigError
+from xlaserve.runner.compilations import LOG
+from xlaserve.sampling_params import SamplingParams
+
+LENGTHS = (1, 15, 16, 17, 40)
+NEW_TOKENS = 20
+
+
+def start(name: str, cache_dir, **settings) -> LLM:
+    chosen = {"model__dtype": "float32", "model__max_model_len": 128, "scheduler__max_num_seqs": 4} | settings
+    chosen = {"scheduler__max_num_batched_tokens": 32} | chosen
+    folder, _ = tiny_models.make(name)
+    overrides = [f"{key.replace('__', '.')}={value}" for key, value in chosen.items()]
+    return LLM(str(folder), overrides=overrides, cache_dir=cache_dir)
+
+
+def prompts_of(lengths=LENGTHS) -> list[list[int]]:
+    rng = np.random.default_rng(1)
+    return [rng.integers(0, 256, n).tolist() for n in lengths]
+
+
+def greedy(num_tokens: int = NEW_TOKENS) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, temperature=0.0)
+
+
+def runner_of(llm: LLM):
+    return llm.service._loop._engine._runner
+
+
+def ids(completions) -> list[list[int]]:
+    return [completion.token_ids for completion in completions]
+
+
+FAMILIES = ["llama", "llama-tied", "llama-biases", "mistral-window", "qwen2", "qwen2-window", "qwen3", "gemma3"]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_greedy_ids_equal_generate(name, cache_dir):
+    _, model = tiny_models.make(name)
+    prompts = prompts_of()
+    expected = [tiny_models.reference_greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+    with start(name, cache_dir) as llm:
+        assert ids(llm.generate(prompts, greedy())) == expected
+        assert [ids(llm.generate([prompt], greedy()))[0] for prompt in prompts] == expected
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"scheduler__max_num_batched_tokens": 3},
+        {"scheduler__max_num_batched_tokens": 16},
+        {"scheduler__max_num_batched_tokens": 17, "scheduler__max_num_seqs": 7},
+        {"cache__num_blocks": 6, "scheduler__max_num_seqs": 5},
+        {"cache__block_size": 4, "cache__num_blocks": 20},
+        {"scheduler__async_scheduling": "false"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_limits_do_not_change_the_text(name, limits, cache_dir):
+    _, model = tiny_models.make(name)
+    prompts = prompts_of((1, 15, 16, 17, 40, 33, 2, 31))
+    expected = [tiny_models.reference_greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+    with start(name, cache_dir, **limits) as llm:
+        assert ids(llm.generate(prompts, greedy())) == expected
+        preemptions = llm.service.stats()["preemptions"]
+        assert (preemptions > 0) == ("cache__num_blocks" in limits)
+
+
+def test_seeded_sampling_is_the_same_alone_in_a_batch_and_after_preemption(cache_dir):
+    prompts = prompts_of((17, 40, 33, 5))
+    params = [SamplingParams(max_tokens=30, temperature=1.0, top_p=0.9, seed=seed) for seed in (0, 42, -7, 2**62)]
+    with start("llama", cache_dir) as llm:
+        alone = [ids(llm.generate([prompt], one))[0] for prompt, one in zip(prompts, params, strict=True)]
+        assert ids(llm.generate(prompts, params)) == alone
+    with start("llama", cache_dir, cache__num_blocks=6) as llm:
+        assert ids(llm.generate(prompts, params)) == alone
+        assert llm.service.stats()["preemptions"] > 0
+
+
+def test_unseeded_requests_differ(cache_dir):
+    with start("llama", cache_dir) as llm:
+        outputs = ids(llm.generate([[1, 2, 3]] * 5, SamplingParams(max_tokens=20, temperature=1.0)))
+    assert len({tuple(output) for output in outputs}) == 5
+
+
+def test_nothing_compiles_after_start(cache_dir):
+    """Over batch sizes, prompt lengths, logprobs and sampling, with limits that are no power of two."""
+    with start("llama", cache_dir, scheduler__max_num_batched_tokens=31, scheduler__max_num_seqs=7) as llm:
+        before, hits = LOG.compiled(), LOG.cache_hits()
+
+        @settings(max_examples=25, deadline=None, derandomize=True)
+        @given(
+            lengths=st.lists(st.integers(1, 100), min_size=1, max_size=9),
+            temperature=st.sampled_from([0.0, 1.0]),
+            top_k=st.sampled_from([0, 3, 200]),
+            top_p=st.sampled_from([1.0, 0.5]),
+            logprobs=st.sampled_from([None, 0, 5]),
+        )
+        def traffic(lengths, temperature, top_k, top_p, logprobs):
+            params = SamplingParams(max_tokens=5, temperature=temperature, top_k=top_k, top_p=top_p, logprobs=logprobs)
+            assert all(len(output) == 5 for output in ids(llm.generate(prompts_of(lengths), params)))
+
+        traffic()
+        assert (LOG.compiled(), LOG.cache_hits()) == (before, hits)
+        assert before.get("unexpected", 0) == 0
+
+
+@pytest.mark.parametrize("kind", ["body", "sample"])
+def test_a_step_that_fails_loses_no_request(kind, cache_dir, monkeypatch):
+    """The failing step has taken the donated pools with it: they are made anew, and the requests recomputed."""
+    prompts = prompts_of()
+    with start("llama", cache_dir) as llm:
+        expected = ids(llm.generate(prompts, greedy()))
+        runner = runner_of(llm)
+        programs, calls = runner.programs, iter(range(10**6))
+        table = programs.bodies if kind == "body" else programs.samples
+
+        def failing(compiled):
+            def call(*arguments):
+                outputs = compiled(*arguments)  # donates
+                if next(calls) == 8:
+                    raise RuntimeError("injected")
+                return outputs
+
+            return call
+
+        for key, compiled in table.items():
+            monkeypatch.setitem(table, key, failing(compiled))
+        assert ids(llm.generate(prompts, greedy())) == expected
+        assert next(calls) > 9
+        assert ids(llm.generate(prompts, greedy())) == expected
+
+
+def test_pools_are_donated_and_rebound(cache_dir):
+    with start("llama", cache_dir) as llm:
+        runner = runner_of(llm)
+        old_pools = runner._kv_caches
+        llm.generate([[1, 2, 3]], greedy(2))
+        assert all(pool.is_deleted() for pool in old_pools)
+        assert not any(pool.is_deleted() for pool in runner._kv_caches)
+        with pytest.raises(RuntimeError, match=r"deleted|donated"):
+            jax.block_until_ready(old_pools[0] + 1)
+
+
+def test_a_context_longer_than_the_models_is_refused_at_start(cache_dir):
+    with pytest.raises(ConfigError, match=r"model.max_model_len is 1024: the model's context is 512"):
+        start("llama", cache_dir, model__max_model_len=1024)
+
+
+def test_an_unknown_backend_is_refused_with_the_choices(cache_dir):
+    with pytest.raises(ConfigError, match=r"kernels.attention_backend: .*choose auto, xla"):
+        start("llama", cache_dir, kernels__attention_backend="triton")

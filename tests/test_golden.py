@@ -1,0 +1,108 @@
+"""Real models against transformers' recorded continuations: float32 ids equal, logprobs within 1e-3, however it is run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from xlaserve.engine.llm import LLM
+from xlaserve.sampling_params import SamplingParams
+from xlaserve.server.app import create_app
+from xlaserve.server.state import ServerState
+
+pytestmark = pytest.mark.models
+DATA = Path(__file__).parent / "data" / "golden"
+SMOLLM2 = json.loads((DATA / "smollm2-135m.json").read_text())["cases"]
+GEMMA3 = json.loads((DATA / "gemma3-270m.json").read_text())["cases"]
+
+
+def params_of(case: dict) -> SamplingParams:
+    return SamplingParams(max_tokens=case["max_tokens"], temperature=0.0, logprobs=5)
+
+
+def check(case: dict, completion) -> None:
+    assert completion.token_ids == case["output_ids"]
+    for step, got in zip(case["steps"], completion.logprobs, strict=True):
+        assert abs(got.logprob - step["logprob"]) < 1e-3
+        for (token_id, logprob), (ours, _, _, our_logprob) in zip(step["top"], got.top, strict=True):
+            assert abs(our_logprob - logprob) < 1e-3
+            assert ours == token_id or abs(our_logprob - logprob) < 1e-4  # neighbours this close may change places
+    assert completion.text == case["text"]
+
+
+def start(model: Path, cache_dir: Path, **settings) -> LLM:
+    overrides = [f"{key.replace('__', '.')}={value}" for key, value in settings.items()]
+    return LLM(
+        str(model), overrides=["model.dtype=float32", "model.max_model_len=1024", *overrides], cache_dir=cache_dir
+    )
+
+
+def check_solo(llm: LLM, cases: list[dict]) -> None:
+    for case in cases:
+        check(case, llm.generate([case["prompt_ids"]], params_of(case))[0])
+
+
+def check_batch(llm: LLM, cases: list[dict]) -> None:
+    outputs = llm.generate([case["prompt_ids"] for case in cases], [params_of(case) for case in cases])
+    for case, completion in zip(cases, outputs, strict=True):
+        check(case, completion)
+
+
+def test_smollm2_alone_together_and_over_http(demo_gguf, cache_dir):
+    with start(demo_gguf, cache_dir, model__served_name="smol") as llm:
+        free_blocks = llm.service.free_blocks()
+        check_solo(llm, SMOLLM2)
+        check_batch(llm, SMOLLM2)
+        state = ServerState(max_requests=1, max_body=100_000)
+        state.set_ready(llm.service)
+        client = create_app(state).test_client()
+        for case in SMOLLM2:
+            check_http(client, case)
+        assert llm.service.free_blocks() == free_blocks
+
+
+def check_http(client, case: dict) -> None:
+    body = {"model": "smol", "max_tokens": case["max_tokens"], "temperature": 0, "return_token_ids": True}
+    if "messages" in case:
+        route, body = "/v1/chat/completions", body | {"messages": case["messages"], "logprobs": True}
+    else:
+        route, body = "/v1/completions", body | {"prompt": case["prompt"], "logprobs": 1}
+    whole = client.post(route, json=body).get_json()
+    (choice,) = whole["choices"]
+    text = choice["message"]["content"] if "messages" in case else choice["text"]
+    assert (choice["token_ids"], text) == (case["output_ids"], case["text"])
+    assert whole["usage"]["prompt_tokens"] == len(case["prompt_ids"])
+    assert whole["usage"]["completion_tokens"] == len(case["output_ids"])
+
+    reply = client.post(route, json=body | {"stream": True})
+    events = [line[6:] for line in reply.get_data(as_text=True).split("\n\n") if line.startswith("data: ")]
+    assert events[-1] == "[DONE]"
+    choices = [json.loads(event)["choices"][0] for event in events[:-1]]
+    assert [i for chunk in choices for i in chunk.get("token_ids") or []] == case["output_ids"]
+    pieces = [chunk["delta"].get("content") if "messages" in case else chunk["text"] for chunk in choices]
+    assert "".join(piece or "" for piece in pieces) == case["text"]
+
+
+@pytest.mark.parametrize("chunk", [3, 16, 17])
+def test_smollm2_in_chunks(demo_gguf, cache_dir, chunk):
+    with start(demo_gguf, cache_dir, scheduler__max_num_batched_tokens=chunk, scheduler__max_num_seqs=4) as llm:
+        check_batch(llm, SMOLLM2)
+
+
+def test_smollm2_with_preemptions(demo_gguf, cache_dir):
+    limits = {"scheduler__max_num_batched_tokens": 64, "scheduler__max_num_seqs": 10, "cache__num_blocks": 58}
+    with start(demo_gguf, cache_dir, **limits) as llm:
+        check_batch(llm, SMOLLM2)
+        assert llm.service.stats()["preemptions"] > 0
+
+
+def test_gemma3_alone_and_together(gemma_gguf, cache_dir):
+    with start(gemma_gguf, cache_dir, scheduler__max_num_batched_tokens=64, scheduler__max_num_seqs=8) as llm:
+        check_solo(llm, GEMMA3)
+        check_batch(llm, GEMMA3)
+
+
+@pytest.mark.parametrize("chunk", [3, 16, 17])
+def test_gemma3_in_chunks(gemma_gguf, cache_dir, chunk):
+    with start(gemma_gguf, cache_dir, scheduler__max_num_batched_tokens=chunk, scheduler__max_num_seqs=4) as llm:
+        check_batch(llm, GEMMA3)

@@ -1,0 +1,113 @@
+"""The engine as a Python object: `LLM("demo").generate(["Once upon a time"], SamplingParams(max_tokens=20))`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from xlaserve.config import load_config
+from xlaserve.core.outputs import FinishReason
+from xlaserve.engine.build import build_service
+from xlaserve.engine.output_processor import TextDelta, TokenLogprob
+from xlaserve.engine.reporter import Reporter, SilentReporter
+from xlaserve.errors import InvalidRequest, XlaserveError
+from xlaserve.sampling_params import SamplingParams
+
+DEFAULT_CACHE_DIR = Path.home() / ".cache" / "xlaserve"
+
+
+@dataclass
+class Completion:
+    """All that one request has produced."""
+
+    prompt_ids: list[int]
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprob] | None = None  # if asked for, one per token
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+
+    def add(self, delta: TextDelta) -> None:
+        self.text += delta.text
+        self.token_ids += delta.token_ids
+        if delta.logprobs is not None:
+            self.logprobs = (self.logprobs or []) + list(delta.logprobs)
+        self.finish_reason = delta.finish_reason
+        self.stop_reason = delta.stop_reason
+
+
+class LLM:
+    """A model and its engine in this process; close it, or use it in a `with` block, to stop the engine's thread.
+
+    model: as `model.source` in a config (demo, a folder, a .gguf file, a hub id). config: a YAML file. overrides:
+    "section.key=value", as `--set`. cache_dir: for the demo model and compiled programs.
+    Raises ConfigError and CheckpointError.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: Path | None = None,
+        overrides: Sequence[str] = (),
+        cache_dir: Path = DEFAULT_CACHE_DIR,
+        reporter: Reporter | None = None,
+    ):
+        overrides = ["server.max_waiting=1000000000", *overrides]  # offline nobody is kept waiting but the caller
+        if model is not None:
+            overrides.append(f"model.source={model}")
+        self.service = build_service(
+            load_config(config, overrides), cache_dir=cache_dir, reporter=reporter or SilentReporter()
+        )
+        self.tokenizer = self.service.tokenizer
+        self.info = self.service.info
+
+    def generate(
+        self,
+        prompts: str | Sequence[str] | Sequence[Sequence[int]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[Completion]:
+        """Completes all prompts (texts, or lists of token ids) as one batch; results are in their order.
+
+        params: for all, or one per prompt; None means SamplingParams() with the checkpoint's sampling defaults.
+        Raises InvalidRequest for a prompt that cannot be served, before any is started.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        if params is None:
+            params = SamplingParams(**self.info.sampling_defaults)
+        each = [params] * len(texts) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(texts):
+            raise InvalidRequest(f"{len(each)} params for {len(texts)} prompts", param="params")
+        all_ids = [self.tokenizer.encode(text) if isinstance(text, str) else list(text) for text in texts]
+        generations = []
+        try:
+            for ids, one in zip(all_ids, each, strict=True):
+                generations.append(self.service.submit(ids, one))
+            return [_collect(ids, generation) for ids, generation in zip(all_ids, generations, strict=True)]
+        finally:
+            for generation in generations:
+                generation.abort()
+
+    def chat(self, messages: list[dict], params: SamplingParams | None = None) -> Completion:
+        """Answers a conversation of {"role", "content"} messages through the model's chat template."""
+        prompt = self.tokenizer.apply_chat_template(messages)
+        return self.generate([self.tokenizer.encode(prompt, add_special_tokens=False)], params)[0]
+
+    def close(self) -> None:
+        """Aborts what is running and stops the engine's thread. Idempotent."""
+        self.service.shutdown(timeout=0)
+
+    def __enter__(self) -> "LLM":
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.close()
+
+
+def _collect(prompt_ids: list[int], generation) -> Completion:
+    completion = Completion(prompt_ids)
+    for delta in generation:
+        if delta.finish_reason == "error":
+            raise XlaserveError(delta.error or "the engine could not finish this request")
+        completion.add(delta)
+    return completion
