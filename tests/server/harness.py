@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from tests.toy_runner import ToyRunner
+from xlaserve.engine.service import GenerationService
 from xlaserve.server import wsgi
 from xlaserve.server.app import create_app
 from xlaserve.server.state import ServerState
@@ -16,6 +18,9 @@ JSON = {"Content-Type": "application/json"}
 
 class LiveServer:
     """Serves until `close`. `state` has no service until `state.set_ready(service)`."""
+
+    service: GenerationService  # set by the fixtures, as is its runner
+    runner: ToyRunner
 
     def __init__(self, *, max_requests: int = 8, max_body: int = 100_000):
         self.state = ServerState(max_requests=max_requests, max_body=max_body)

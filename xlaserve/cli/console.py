@@ -6,41 +6,40 @@ stdout belongs to the results. Where stderr is not a terminal, plain lines take 
 import sys
 import time
 from types import TracebackType
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
+
+from xlaserve.engine.reporter import Reporter
+
+BYTES = ", bytes"  # how the name of a progress ends that counts bytes
 
 
-class Reporter(Protocol):
-    """What start-up tells of itself. The methods may be called from any thread."""
+class _Amount(ProgressColumn):
+    """done/total, bytes as MB or GB."""
 
-    def phase(self, name: str) -> None:
-        """A new phase begins, e.g. "weights"; the one before has ended."""
-        ...
-
-    def progress(self, name: str, done: int, total: int) -> None:
-        """`done` of `total` units of `name` (bytes, tensors, programs) are finished."""
-        ...
-
-    def info(self, key: str, value: Any, reason: str) -> None:
-        """A resolved setting, and why it has its value."""
-        ...
+    def render(self, task: Task) -> Text:
+        counts_bytes = task.description.endswith(BYTES)
+        done, total = (decimal(int(n)) if counts_bytes else str(int(n)) for n in (task.completed, task.total or 0))
+        return Text(f"{done}/{total}")
 
 
 class ConsoleReporter:
-    """Use as a context manager around start-up. `banner()` prints the settings gathered by then."""
+    """A Reporter: a context manager around start-up. `banner()` prints the settings gathered by then."""
 
     def __init__(self, stream: TextIO | None = None):
-        self._console = Console(file=stream or sys.stderr, highlight=False)
+        self._console = Console(file=stream or sys.stderr, highlight=False, markup=False)
         self._settings: list[tuple[str, str, str]] = []
         self._tasks: dict[str, TaskID] = {}
         self._started = time.monotonic()
         self._bars = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
-            MofNCompleteColumn(),
+            _Amount(),
             TimeElapsedColumn(),
             console=self._console,
             transient=True,
@@ -56,7 +55,7 @@ class ConsoleReporter:
 
     def phase(self, name: str) -> None:
         seconds = time.monotonic() - self._started
-        self._console.print(f"[{seconds:6.1f}s] {name}", markup=False)
+        self._console.print(f"[{seconds:6.1f}s] {name}")
 
     def progress(self, name: str, done: int, total: int) -> None:
         if name not in self._tasks:
@@ -70,7 +69,7 @@ class ConsoleReporter:
         """Every resolved setting with its reason: a table, or plain lines where stderr is not a terminal."""
         if not self._console.is_terminal:
             for key, value, reason in self._settings:
-                self._console.print(f"{key} = {value} ({reason})", markup=False, soft_wrap=True)
+                self._console.print(f"{key} = {value} ({reason})", soft_wrap=True)
             return
         table = Table(box=None, header_style="bold", pad_edge=False)
         for column in ("setting", "value", "because"):

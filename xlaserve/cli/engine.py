@@ -1,11 +1,15 @@
 """An engine in this process, for the commands that need no server."""
 
+import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import click
+
 from xlaserve.cli.console import ConsoleReporter
-from xlaserve.cli.options import cache_dir
+from xlaserve.cli.options import ENGINE_ERROR, cache_dir
 
 if TYPE_CHECKING:
     from xlaserve.config import Config
@@ -22,4 +26,12 @@ def started(config: "Config") -> "Iterator[GenerationService]":
     try:
         yield service
     finally:
-        service.shutdown(timeout=0)
+        shut_down(service)
+
+
+def shut_down(service: "GenerationService") -> None:
+    """Aborts what still runs. Python cannot exit around a step that hangs: then the process ends here."""
+    if not service.shutdown(timeout=0):
+        sys.stdout.flush()
+        click.echo("Error: the engine hangs in a step.", err=True)
+        os._exit(ENGINE_ERROR)

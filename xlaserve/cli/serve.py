@@ -49,6 +49,7 @@ def command(config: Path | None, host: str | None, port: int | None, **options: 
 def serve(config: "Config") -> None:
     """Returns when asked to stop and all is finished. Raises ConfigError or CheckpointError when it cannot start."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    from xlaserve.cli.engine import shut_down
     from xlaserve.server import wsgi
     from xlaserve.server.app import create_app
     from xlaserve.server.state import ServerState
@@ -71,7 +72,7 @@ def serve(config: "Config") -> None:
     finally:
         server.close()
         if service is not None:
-            service.shutdown(timeout=0)
+            shut_down(service)
 
 
 def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "GenerationService":

@@ -10,9 +10,13 @@ from xlaserve.errors import EngineUnavailable
 from xlaserve.server.errors import Overloaded
 
 if TYPE_CHECKING:
+    from xlaserve.engine.metrics import EngineMetrics
     from xlaserve.engine.service import GenerationService
 
 Phase = Literal["loading", "ready", "draining", "stopped"]
+
+# A step that takes longer than this hangs: nothing compiles after start-up, and a step's tokens are bounded.
+HUNG_SECONDS = 120.0
 
 
 class Places:
@@ -84,17 +88,19 @@ class ServerState:
         assert self._service is not None
         if self._service.state != "ready":
             raise EngineUnavailable(f"The engine is {self._service.state}.")
+        _check_progress(self._service)
         return self._service
 
     def check_running(self) -> None:
         """Raises EngineUnavailable when requests that already run cannot finish any more."""
         if self._phase == "stopped":
             raise EngineUnavailable("The server has shut down before the request was finished.")
-        if self._service is not None and self._service.state == "failed":
-            raise EngineUnavailable("The engine has failed.")
+        if self._service is not None:
+            _check_progress(self._service)
 
     @property
-    def metrics(self) -> Any:
+    def metrics(self) -> "EngineMetrics | None":
+        """None while loading."""
         return self._service.metrics if self._service else None
 
     def detail(self) -> dict[str, Any]:
@@ -114,3 +120,9 @@ class ServerState:
 
     def info(self, key: str, value: Any, reason: str) -> None:
         """Resolved settings are the console's to show."""
+
+
+def _check_progress(service: "GenerationService") -> None:
+    seconds = service.seconds_since_progress()
+    if seconds > HUNG_SECONDS:
+        raise EngineUnavailable(f"The engine has made no progress for {seconds:.0f} seconds.")

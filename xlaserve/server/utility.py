@@ -42,6 +42,15 @@ def version() -> Response:
     return _json({"version": xlaserve.__version__})
 
 
+@routes.get("/metrics")
+def metrics() -> Response:
+    """Prometheus text; 503 while loading."""
+    found = server_state().metrics
+    if found is None:
+        raise EngineUnavailable("The model is still loading: see /ready.")
+    return Response(found.render(), content_type=found.content_type)
+
+
 @routes.post("/tokenize")
 def tokenize() -> Response:
     with ExitStack() as stack:

@@ -96,6 +96,8 @@ class HttpServer:
         self._closing = True
         self._server.pull_trigger()
         self._thread.join()
+        self._server.task_dispatcher.shutdown(timeout=1)
+        wasyncore.close_all(self._sockets)
 
     def _loop(self) -> None:
         while not self._closing:
@@ -104,8 +106,6 @@ class HttpServer:
         deadline = time.monotonic() + CLOSE_SECONDS
         while self._is_busy() and time.monotonic() < deadline:
             self._poll(0.05)
-        self._server.task_dispatcher.shutdown(timeout=1)
-        wasyncore.close_all(self._sockets)
 
     def _poll(self, timeout: float) -> None:
         wasyncore.loop(timeout=timeout, use_poll=True, map=self._sockets, count=1)

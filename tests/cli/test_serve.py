@@ -1,0 +1,168 @@
+"""`xlaserve serve` from start to end: the port, loading, signals."""
+
+import http.client
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+
+@contextmanager
+def serving(*arguments: str, script: str = "hello", step_seconds: float = 0.0, load_seconds: float = 0.0):
+    command = [sys.executable, "-m", "tests.cli.toy_command", script, str(step_seconds), str(load_seconds)]
+    process = subprocess.Popen(
+        [*command, "serve", "--port", str(free_port()), *arguments], stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+def port_of(process: subprocess.Popen) -> int:
+    return int(process.args[process.args.index("--port") + 1])
+
+
+def request(process: subprocess.Popen, method: str, path: str, body: dict | None = None) -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(process), timeout=10)
+    try:
+        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def wait_for(process: subprocess.Popen, text: str) -> list[str]:
+    """Reads stderr up to the line that holds `text`."""
+    lines = []
+    for line in process.stderr:
+        lines.append(line)
+        if text in line:
+            return lines
+    raise AssertionError("".join(lines))
+
+
+def wait_for_status(process: subprocess.Popen, status: int) -> None:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        try:
+            if request(process, "GET", "/health")[0] == status:
+                return
+        except OSError:
+            pass
+        time.sleep(0.02)
+    raise AssertionError(f"/health never answered {status}")
+
+
+STREAM = {"model": "toy", "prompt": "hi", "stream": True, "max_tokens": 80}
+
+
+@contextmanager
+def running_stream(process: subprocess.Popen):
+    """A stream whose events are read in the background; yields the list they come into."""
+    events = []
+    started = threading.Event()
+
+    def read() -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", port_of(process), timeout=30)
+        connection.request("POST", "/v1/completions", json.dumps(STREAM), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        try:
+            while line := response.readline():
+                events.append(line)
+                started.set()
+        except OSError:
+            pass
+        finally:
+            connection.close()
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert started.wait(10)
+    yield events
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_banner_shows_the_settings_and_where_it_serves():
+    with serving("--model", "demo") as process:
+        shown = "".join(wait_for(process, "Serving"))
+        assert "model.source = demo (as told)" in shown
+        assert f"Serving toy on http://127.0.0.1:{port_of(process)}" in shown
+        assert request(process, "POST", "/v1/completions", {"model": "toy", "prompt": "hi"})[0] == 200
+
+
+def test_a_taken_port_is_told_at_once():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        started = time.monotonic()
+        with serving("--port", port, load_seconds=60) as process:
+            assert process.wait(10) == 2
+            assert time.monotonic() - started < 5
+            message = process.stderr.read()
+            assert f"127.0.0.1:{port}" in message
+            assert re.search("in use", message)
+            assert "Traceback" not in message
+
+
+def test_the_port_answers_503_while_loading_and_a_signal_ends_that():
+    with serving(load_seconds=60) as process:
+        wait_for(process, "loading a toy")
+        assert request(process, "GET", "/health")[0] == 503
+        assert json.loads(request(process, "GET", "/ready")[1])["step"] == "loading a toy"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish(number):
+    with serving(script="x" * 20, step_seconds=0.05) as process:
+        wait_for_status(process, 200)
+        with running_stream(process) as events:
+            process.send_signal(number)
+            wait_for_status(process, 503)
+            assert request(process, "POST", "/v1/completions", STREAM)[0] == 503
+        assert b"data: [DONE]\n" in events
+        assert not any(b'"error"' in event for event in events)
+        assert process.wait(5) == 0
+
+
+def test_a_second_signal_ends_at_once():
+    with serving(script="x" * 500, step_seconds=0.5) as process:
+        wait_for_status(process, 200)
+        with running_stream(process):
+            process.send_signal(signal.SIGTERM)
+            wait_for_status(process, 503)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(2) == 128 + signal.SIGTERM
+
+
+def test_a_restart_at_once_gets_the_port_again():
+    with serving() as first:
+        wait_for_status(first, 200)
+        request(first, "POST", "/v1/completions", {"model": "toy", "prompt": "hi"})
+        first.kill()
+        first.wait(5)
+        with serving("--port", str(port_of(first))) as second:
+            wait_for(second, "Serving")
+
+
+def test_a_config_given_twice_is_refused():
+    with serving("a.yaml", "--config", "b.yaml") as process:
+        assert process.wait(10) == 2
+        assert "twice" in process.stderr.read()

@@ -1,0 +1,28 @@
+"""The xlaserve command over a toy engine: `python -m tests.cli.toy_command SCRIPT STEP_SECONDS LOAD_SECONDS ARGS...`"""
+
+import sys
+import time
+import types
+
+from tests.server.toy_service import make_toy_service
+from xlaserve.cli.main import main
+
+
+def run(script: str, step_seconds: float, load_seconds: float, arguments: list[str]) -> None:
+    def build_service(config, *, cache_dir, reporter):
+        reporter.phase("loading a toy")
+        for done in (0, 1):
+            reporter.progress("weights", done, 1)
+            time.sleep(load_seconds / 2)
+        reporter.info("cache_dir", cache_dir, "as told")
+        reporter.info("model.source", config.model.source, "as told")
+        return make_toy_service(script.encode(), step_seconds=step_seconds)[0]
+
+    build = types.ModuleType("xlaserve.engine.build")
+    vars(build)["build_service"] = build_service
+    sys.modules[build.__name__] = build
+    main(arguments, prog_name="xlaserve")
+
+
+if __name__ == "__main__":
+    run(sys.argv[1], float(sys.argv[2]), float(sys.argv[3]), sys.argv[4:])
