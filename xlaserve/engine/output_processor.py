@@ -1,0 +1,99 @@
+"""Engine outputs of one request to text: detokenising, stop strings and what logprobs show. Knows no jax and no engine.
+
+Runs on the thread that reads the answer, and could run in another process.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
+from xlaserve.engine.detokenizer import make_detokenizer
+from xlaserve.engine.stop_strings import StopStrings
+from xlaserve.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from xlaserve.engine.tokenizer import Tokenizer
+
+
+_Bytes = bytes  # the class below has a field of that name
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """One generated token; `token` shows bytes that are no character by themselves as U+FFFD, `bytes` has them all."""
+
+    token_id: int
+    token: str
+    bytes: _Bytes
+    logprob: float
+    top: tuple[tuple[int, str, _Bytes, float], ...]  # (id, token, bytes, logprob), best first
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    """What is new since the last one. Text may lag behind `token_ids`: what may become a stop string is held back."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()  # EOS included
+    logprobs: tuple[TokenLogprob, ...] | None = None  # one per token id, if asked for
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended the output; None for EOS
+    error: str | None = None  # with finish_reason "error"
+
+
+class OutputProcessor:
+    """One per request. `stop_ids` are the tokens that end it, EOS (unless ignored) and its stop_token_ids."""
+
+    def __init__(
+        self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]
+    ):
+        self._tokenizer = tokenizer
+        self._wants_logprobs = params.logprobs is not None
+        self._stop_ids = stop_ids
+        self._detokenizer = make_detokenizer(tokenizer, prompt_ids)
+        self._stops = StopStrings(params.stop)
+        self.finished = False
+
+    def push(self, output: EngineOutput) -> TextDelta:
+        """Text of the new tokens, as far as it is certain.
+
+        After a stop string the delta ends with the token that completed it, `finished` is set, and the caller is to
+        abort the request: whatever still comes gives empty deltas.
+        """
+        if self.finished:
+            return TextDelta()
+        text: list[str] = []
+        for count, token_id in enumerate(output.token_ids, start=1):
+            if token_id in self._stop_ids:  # ends the output, and is not part of its text
+                break
+            text.append(self._stops.push(self._detokenizer.push(token_id), self._detokenizer.held_text))
+            if self._stops.found is not None:
+                return self._delta(output, "".join(text), count, "stop", self._stops.found)
+        if output.finish_reason is None:
+            return self._delta(output, "".join(text), len(output.token_ids), None, None)
+        text.append(self._stops.push(self._detokenizer.finish()))
+        if self._stops.found is not None:
+            return self._delta(output, "".join(text), len(output.token_ids), "stop", self._stops.found)
+        text.append(self._stops.finish())
+        return self._delta(output, "".join(text), len(output.token_ids), output.finish_reason, output.stop_reason)
+
+    def _delta(
+        self,
+        output: EngineOutput,
+        text: str,
+        num_tokens: int,
+        finish_reason: FinishReason | None,
+        stop_reason: int | str | None,
+    ) -> TextDelta:
+        self.finished = finish_reason is not None
+        token_ids = output.token_ids[:num_tokens]
+        logprobs = None
+        if self._wants_logprobs:
+            logprobs = tuple(map(self._logprob, token_ids, (output.logprobs or ())[:num_tokens]))
+        return TextDelta(text, token_ids, logprobs, finish_reason, stop_reason, output.error)
+
+    def _logprob(self, token_id: int, found: TokenLogprobs) -> TokenLogprob:
+        show, spell = self._tokenizer.token_text, self._tokenizer.token_bytes
+        top = tuple((i, show(i), spell(i), logprob) for i, logprob in found.top)
+        return TokenLogprob(token_id, show(token_id), spell(token_id), found.logprob, top)
