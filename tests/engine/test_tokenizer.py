@@ -158,21 +158,27 @@ def test_a_broken_chat_template_is_found_at_the_start(tmp_path):
         load_tokenizer(tmp_path, None, chat_template=file)
 
 
-@pytest.mark.parametrize("content", ["", "{", '{"version": "1.0"}', "[]"])
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"])
 def test_a_broken_file_is_named(name, content, tmp_path):
-    if (name, content) == ("tokenizer_config.json", '{"version": "1.0"}'):
-        return  # nothing is wrong with that
     toys.write_tokenizer(toys.byte_level_vocabulary(), tmp_path)
-    (tmp_path / name).write_text(content)
+    (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=name):
         load_tokenizer(tmp_path, None)
 
 
-def test_wrong_ids_in_the_configuration_are_named(tmp_path):
-    added = {"5": {"content": "a"}}
+@pytest.mark.parametrize(
+    ("added", "message"),
+    [
+        ({"5": {"content": "a"}}, "'a' is 5, but has id 97"),
+        ({"a": {"content": "a"}}, "expected ids with the fields of a token"),
+        ({"97": "a"}, "expected ids with the fields of a token"),
+        (["a"], "expected ids with the fields of a token"),
+    ],
+)
+def test_wrong_added_tokens_are_named(added, message, tmp_path):
     toys.write_tokenizer(toys.byte_level_vocabulary(), tmp_path, added_tokens_decoder=added)
-    with pytest.raises(CheckpointError, match="added_tokens_decoder: 'a' is 5, but has id 97"):
+    with pytest.raises(CheckpointError, match=rf"tokenizer_config\.json: added_tokens_decoder: {message}"):
         load_tokenizer(tmp_path, None)
 
 

@@ -39,14 +39,24 @@ def read_folder(folder: Path) -> Vocabulary:
     return Vocabulary(backend, named, eos_ids, template, where)
 
 
+def _read_text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{file}: cannot be read: {error}") from error
+
+
 def _read_json(file: Path) -> dict[str, Any]:
     """{} for a file that is not there."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    text = _read_text(file)
+    if text is None:
         return {}
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{file}: cannot be read as JSON: {error}") from error
+    try:
+        content = json.loads(text)
+    except ValueError as error:
+        raise CheckpointError(f"{file}: is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file}: holds a {type(content).__name__}; expected an object")
     return content
@@ -79,7 +89,7 @@ def _convert(folder: Path, files: list[str]) -> tokenizers.Tokenizer:
 
 
 def _named_tokens(folder: Path, config: dict[str, Any]) -> dict[str, str]:
-    """bos_token and the like, "" for none; special_tokens_map.json counts only beside older configurations."""
+    """bos_token and the like, where there are any; special_tokens_map.json counts only beside older configurations."""
     found = config
     if "added_tokens_decoder" not in config:
         found = config | _read_json(folder / "special_tokens_map.json")
@@ -95,25 +105,24 @@ def _text_of(token: Any) -> str | None:
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], named: dict[str, str]) -> None:
     """Adds what tokenizer_config.json declares; named tokens are special. A token without an id is left out."""
-    where = folder / "tokenizer_config.json"
+    where = f"{folder / 'tokenizer_config.json'}: added_tokens_decoder"
     known = backend.get_added_tokens_decoder()
-    for token_id, fields in sorted((config.get("added_tokens_decoder") or {}).items(), key=lambda item: int(item[0])):
-        try:
-            token = AddedToken(**fields)
-        except TypeError as error:
-            raise CheckpointError(f"{where}: added_tokens_decoder: {token_id}: {fields!r}: {error}") from error
-        if repr(known.get(int(token_id))) != repr(token):
+    try:
+        declared = config.get("added_tokens_decoder") or {}
+        tokens = sorted((int(token_id), AddedToken(**fields)) for token_id, fields in declared.items())
+    except (AttributeError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{where}: expected ids with the fields of a token: {error}") from error
+    for token_id, token in tokens:
+        if repr(known.get(token_id)) != repr(token):
             backend.add_tokens([token])
-            if backend.token_to_id(token.content) != int(token_id):
-                found = backend.token_to_id(token.content)
-                raise CheckpointError(
-                    f"{where}: added_tokens_decoder: {token.content!r} is {token_id}, but has id {found}"
-                )
+            found = backend.token_to_id(token.content)
+            if found != token_id:
+                raise CheckpointError(f"{where}: {token.content!r} is {token_id}, but has id {found}")
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     extra = list(extra.values()) if isinstance(extra, dict) else extra
-    known_texts = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+    added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
     for text in [*named.values(), *filter(None, map(_text_of, extra))]:
-        token = known_texts.get(text) or AddedToken(text, normalized=False)
+        token = added.get(text) or AddedToken(text, normalized=False)
         if not token.special and backend.token_to_id(text) is not None:
             token.special = True
             backend.add_special_tokens([token])
@@ -122,11 +131,12 @@ def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: dict[str, A
 def _chat_template(folder: Path, config: dict[str, Any]) -> tuple[str | None, str]:
     """The source and the file it is from; of several named templates the default one."""
     file = folder / "chat_template.jinja"
-    if file.exists():
-        return file.read_text(encoding="utf-8"), str(file)
-    for name, source in (("tokenizer_config.json", config), ("chat_template.json", None)):
+    source = _read_text(file)
+    if source is not None:
+        return source, str(file)
+    for name, content in (("tokenizer_config.json", config), ("chat_template.json", None)):
         file = folder / name
-        template = (_read_json(file) if source is None else source).get("chat_template")
+        template = (_read_json(file) if content is None else content).get("chat_template")
         if isinstance(template, list):
             template = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
         if isinstance(template, dict):
