@@ -1,4 +1,4 @@
-"""Real models against transformers' recorded continuations: float32 ids equal, logprobs within 1e-3, however it is run."""
+"""Real models against transformers' recorded continuations: float32 ids equal, logprobs within 1e-3, however run."""
 
 import json
 from pathlib import Path
@@ -74,8 +74,9 @@ def check_http(client, case: dict) -> None:
     assert whole["usage"]["prompt_tokens"] == len(case["prompt_ids"])
     assert whole["usage"]["completion_tokens"] == len(case["output_ids"])
 
-    reply = client.post(route, json=body | {"stream": True})
-    events = [line[6:] for line in reply.get_data(as_text=True).split("\n\n") if line.startswith("data: ")]
+    with client.post(route, json=body | {"stream": True}) as reply:
+        lines = reply.get_data(as_text=True).split("\n\n")
+    events = [line[6:] for line in lines if line.startswith("data: ")]
     assert events[-1] == "[DONE]"
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]
     assert [i for chunk in choices for i in chunk.get("token_ids") or []] == case["output_ids"]
