@@ -75,6 +75,7 @@ def test_generate_chat_applies_the_template():
         (["--config", "missing.yaml"], "missing.yaml"),
         (["--set", "cache.blocksize=8"], "cache.block_size"),
         (["--set", "nonsense"], "section.key=value"),
+        (["--model", "broken"], "broken/model.safetensors"),
         (["--json", "--stream"], "choose one"),
         (["--temperature", "warm"], "temperature"),
     ],

@@ -162,6 +162,14 @@ def test_a_restart_at_once_gets_the_port_again():
             wait_for(second, "Serving")
 
 
+def test_a_broken_checkpoint_ends_the_server_with_its_message():
+    with serving("--model", "broken") as process:
+        assert process.wait(10) == 2
+        message = process.stderr.read()
+        assert "Error: broken/model.safetensors: has 5 bytes; expected 8" in message
+        assert "Traceback" not in message
+
+
 def test_a_config_given_twice_is_refused():
     with serving("a.yaml", "--config", "b.yaml") as process:
         assert process.wait(10) == 2

@@ -6,11 +6,14 @@ import types
 
 from tests.server.toy_service import make_toy_service
 from xlaserve.cli.main import main
+from xlaserve.errors import CheckpointError
 
 
 def run(script: str, step_seconds: float, load_seconds: float, arguments: list[str]) -> None:
     def build_service(config, *, cache_dir, reporter):
         reporter.phase("loading a toy")
+        if config.model.source == "broken":
+            raise CheckpointError("broken/model.safetensors: has 5 bytes; expected 8")
         for done in (0, 1):
             reporter.progress("weights", done, 1)
             time.sleep(load_seconds / 2)

@@ -145,7 +145,7 @@ def test_a_full_queue_is_a_429(make_live):
     assert (answer.status, answer.error["code"]) == (429, "queue_full")
     assert answer.headers["Retry-After"] == "1"
     server.runner.released.set()
-    assert server.complete().status == 200
+    assert wait_until(lambda: server.complete().status == 200)
 
 
 def test_metrics_count_what_was_served(make_live):

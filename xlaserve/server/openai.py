@@ -1,6 +1,7 @@
 """OpenAI's routes: /v1/completions, /v1/chat/completions and /v1/models."""
 
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
 
@@ -11,6 +12,9 @@ from xlaserve.server.protocol import ChatRequest, CompletionRequest, parse_chat,
 from xlaserve.server.render import ChatRenderer, CompletionRenderer
 from xlaserve.server.responses import ModelCard, ModelList
 from xlaserve.server.tokens import chat_ids, prompt_ids
+
+if TYPE_CHECKING:
+    from xlaserve.engine.service import GenerationService
 
 routes = Blueprint("openai", __name__)
 
@@ -29,7 +33,7 @@ def completions() -> Response:
             include_usage=asked.include_usage,
             logprobs=asked.logprobs is not None,
         )
-        return _answer(stack, asked, prompts, renderer)
+        return _answer(stack, service, asked, prompts, renderer)
 
 
 @routes.post("/v1/chat/completions")
@@ -46,21 +50,20 @@ def chat_completions() -> Response:
             include_usage=asked.include_usage,
             logprobs=asked.logprobs,
         )
-        return _answer(stack, asked, prompts, renderer)
+        return _answer(stack, service, asked, prompts, renderer)
 
 
 def _answer(
     stack: ExitStack,
+    service: "GenerationService",
     asked: CompletionRequest | ChatRequest,
     prompts: list[list[int]],
     renderer: CompletionRenderer | ChatRenderer,
 ) -> Response:
     """Generates and answers, whole or streamed. What `stack` holds is released when the answer has been sent."""
-    state = server_state()
-    service = state.service()
     params = asked.sampling_params(service.info.sampling_defaults)
     generations = Generations(
-        service, prompts, params, renderer.id, client_gone=client_gone(), check=state.check_running
+        service, prompts, params, renderer.id, client_gone=client_gone(), check=server_state().check_running
     )
     stack.callback(generations.abort)
     if not asked.stream:
