@@ -161,30 +161,6 @@ def test_wrong_completion_logprobs(value):
     assert caught.value.param == "logprobs"
 
 
-@pytest.mark.parametrize(
-    ("prompt", "expected"),
-    [
-        ("hi", ["hi"]),
-        ("", [""]),
-        (["a", ""], ["a", ""]),
-        ([1, 2], [[1, 2]]),
-        ([[1], [2, 3]], [[1], [2, 3]]),
-    ],
-    ids=str,
-)
-def test_prompt_forms(prompt, expected):
-    assert completion(prompt=prompt).prompt == expected
-
-
-@pytest.mark.parametrize(
-    "prompt", [None, [], [[]], [1.5], [True], ["a", 1], [[1], "a"], [[1], []], [[1.0]], 5, {}], ids=str
-)
-def test_wrong_prompts(prompt):
-    with pytest.raises(InvalidRequest) as caught:
-        completion(prompt=prompt)
-    assert caught.value.param == "prompt"
-
-
 def test_missing_model():
     with pytest.raises(InvalidRequest, match="Missing required parameter: 'model'") as caught:
         protocol.parse_chat({"messages": [USER]})
