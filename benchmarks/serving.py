@@ -1,0 +1,121 @@
+"""Starts `xlaserve serve`, puts the load of benchmarks/load.py on it, prints one table, and stops it.
+
+    python -m benchmarks.serving                                   # the demo model
+    python -m benchmarks.serving --peer                            # and then transformers' generate, in the same run
+    python -m benchmarks.serving -- --set model.dtype=float32      # after --: whatever `xlaserve serve` takes
+
+`compiled` counts programs compiled while the load ran: 0, or requests have waited for one. Needs the extra `bench`; the
+peer needs the extra `test`.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.load import Load, run
+
+LOADS = {
+    "c=1": Load(num_requests=10, concurrency=1),
+    "c=8": Load(num_requests=34, concurrency=8),
+    "c=16": Load(num_requests=34, concurrency=16),
+    "mixed lengths, c=16": Load(num_requests=48, concurrency=16, mixed=True),
+}
+COLUMNS = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "ok", "compiled")
+READY_SECONDS = 900.0
+_SERVE = "from xlaserve.cli.main import main; main(prog_name='xlaserve')"
+_COMPILATIONS = re.compile(rb"^xlaserve:compilations_total\{.*\} (\S+)$", re.MULTILINE)
+
+
+@contextmanager
+def serving(arguments: list[str]) -> Iterator[str]:
+    """`xlaserve serve ARGUMENTS` on a free port, ready; yields its URL. Its start-up shows on stderr."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", _SERVE, "serve", *arguments, "--port", str(port)])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_ready(process, url)
+        yield url
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait_until_ready(process: subprocess.Popen, url: str) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended with exit code {process.returncode}")
+        try:
+            _get(f"{url}/ready")
+        except urllib.error.URLError:  # not bound yet, or 503
+            time.sleep(0.2)
+        else:
+            return
+    raise SystemExit(f"the server was not ready after {READY_SECONDS:.0f} s")
+
+
+def _get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.read()
+
+
+def measure(url: str) -> Iterator[dict[str, Any]]:
+    """One row per load."""
+    model = json.loads(_get(f"{url}/v1/models"))["data"][0]["id"]
+    for name, load in LOADS.items():
+        before = _compilations(url)
+        row = asyncio.run(run(url, model, load))
+        if row["errors"] or row["short"]:
+            raise SystemExit(f"{name}: {row['short']} answers too short, errors: {row['errors']}")
+        yield {"load": f"xlaserve, {name}"} | row | {"compiled": _compilations(url) - before}
+
+
+def _compilations(url: str) -> int:
+    return sum(int(float(count)) for count in _COMPILATIONS.findall(_get(f"{url}/metrics")))
+
+
+def measure_peer() -> Iterator[dict[str, Any]]:
+    """One row per dtype and batch size, from a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.transformers_generate"]
+    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    for row in map(json.loads, shown.splitlines()):
+        yield {"load": f"transformers generate, {row['dtype']}, batch of {row['concurrency']}"} | row
+
+
+def print_table(rows: list[dict[str, Any]]) -> None:
+    """In Markdown."""
+    print("| " + " | ".join(["load", *COLUMNS]) + " |")
+    print("|---" * (1 + len(COLUMNS)) + "|")
+    for row in rows:
+        print("| " + " | ".join(str(row.get(column, "")) for column in ("load", *COLUMNS)) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peer", action="store_true", help="measure transformers' generate too, on the demo model")
+    parser.add_argument("serve", nargs="*", help="arguments of `xlaserve serve`")
+    args = parser.parse_args()
+    with serving(args.serve) as url:
+        rows = list(measure(url))
+    if args.peer:
+        rows += measure_peer()
+    print_table(rows)
+
+
+if __name__ == "__main__":
+    main()
