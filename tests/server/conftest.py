@@ -1,3 +1,6 @@
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from tests.server.harness import LiveServer
@@ -6,17 +9,13 @@ from tests.server.toy_service import make_toy_service
 
 @pytest.fixture
 def make_live():
-    """make_live(script, step_seconds, **limits): a live server over a toy engine; see make_toy_service."""
+    """make_live(script, max_requests=, max_body=, **toy): a live server over a toy engine; see make_toy_service."""
     servers = []
 
-    def make(
-        script: bytes = b"hello", step_seconds: float = 0.0, fail_at=(), max_waiting: int = 1024, **limits
-    ) -> LiveServer:
-        server = LiveServer(**limits)
+    def make(script: bytes | Sequence[int] = b"hello", max_requests: int = 8, max_body: int = 100_000, **toy: Any):
+        server = LiveServer(max_requests=max_requests, max_body=max_body)
         servers.append(server)
-        server.service, server.runner = make_toy_service(
-            script, max_waiting=max_waiting, step_seconds=step_seconds, fail_at=fail_at
-        )
+        server.service, server.runner = make_toy_service(script, **toy)
         server.state.set_ready(server.service)
         return server
 

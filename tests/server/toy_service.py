@@ -1,10 +1,12 @@
 """A GenerationService whose model says the same to every prompt."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from tests.toy_runner import ToyRunner, make_engine
 from tests.toys import CHAT_TEMPLATE, byte_level_tokenizer
 from xlaserve.engine.service import GenerationService, ModelInfo
+from xlaserve.engine.tokenizer import Tokenizer
 
 MAX_MODEL_LEN = 96
 REFUSING_SYSTEM = (
@@ -13,29 +15,35 @@ REFUSING_SYSTEM = (
 
 
 def make_toy_service(
-    script: bytes, *, max_waiting: int = 1024, **runner_options
+    script: bytes | Sequence[int],
+    *,
+    tokenizer: Tokenizer | None = None,
+    more_ids: int = 0,
+    eos: int | None = None,
+    max_model_len: int = MAX_MODEL_LEN,
+    max_waiting: int = 1024,
+    **engine_options: Any,
 ) -> tuple[GenerationService, ToyRunner]:
-    """Answers `script`, a token per byte, and then EOS. Prompts must not end as the script begins."""
-    tokenizer = byte_level_tokenizer(template=REFUSING_SYSTEM)
-    (eos,) = tokenizer.eos_ids
+    """Answers `script`, a token per byte (or ids), and then EOS. Prompts must not end as the script begins.
+
+    more_ids: how many the model has beyond the tokenizer's. eos: in place of the tokenizer's own.
+    """
+    tokenizer = tokenizer or byte_level_tokenizer(template=REFUSING_SYSTEM)
+    vocab_size = tokenizer.vocab_size + more_ids
+    end = min(tokenizer.eos_ids) if eos is None else eos
 
     def next_token(context: Sequence[int]) -> int:
         said = next(n for n in range(len(script), -1, -1) if list(context[len(context) - n :]) == list(script[:n]))
-        return script[said] if said < len(script) else eos
+        return script[said] if said < len(script) else end
 
-    engine, runner = make_engine(
-        max_num_seqs=8,
-        max_num_batched_tokens=64,
-        vocab_size=tokenizer.vocab_size,
-        next_token=next_token,
-        **runner_options,
-    )
+    options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "next_token": next_token} | engine_options
+    engine, runner = make_engine(vocab_size=vocab_size, **options)
     info = ModelInfo(
         name="toy",
-        max_model_len=MAX_MODEL_LEN,
-        vocab_size=tokenizer.vocab_size,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
         max_request_tokens=engine.scheduler.block_manager.capacity,
-        eos_ids=tokenizer.eos_ids,
+        eos_ids=tokenizer.eos_ids | {end},
         created=1_700_000_000,
     )
     return GenerationService(engine, tokenizer, info, max_waiting=max_waiting), runner
