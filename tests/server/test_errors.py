@@ -41,9 +41,10 @@ def test_malformed_bodies(checked, path, body):
     assert answer.error["type"] == "invalid_request_error"
 
 
-def test_wrong_content_type(checked):
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT, "/tokenize", "/detokenize"])
+def test_wrong_content_type(checked, path):
     for headers in ({}, {"Content-Type": "text/plain"}):
-        answer = checked.post(COMPLETIONS, b'{"model": "toy", "prompt": "hi"}', headers)
+        answer = checked.post(path, b'{"model": "toy", "prompt": "hi"}', headers)
         assert answer.status == 400
         assert "application/json" in answer.error["message"]
 
@@ -53,9 +54,11 @@ def test_a_lone_surrogate_in_a_message(checked):
     assert checked.post(CHAT, body).status == 400
 
 
-def test_ten_thousand_wrong_messages_get_a_small_answer(checked):
-    answer = checked.chat(messages=[{"role": "user", "content": 1}] * 1_500)
+def test_ten_thousand_wrong_messages_get_a_small_answer(make_live):
+    server = make_live(max_body=1_000_000)
+    answer = server.chat(messages=[{"role": "user", "content": 1}] * 10_000)
     assert (answer.status, answer.error["param"]) == (400, "messages")
+    assert server.chat().status == 200
 
 
 def test_a_body_over_the_limit(checked):
@@ -90,6 +93,13 @@ def test_a_prompt_as_long_as_the_context(make_live):
     for length in (limit, limit + 1):
         answer = server.complete(prompt=[1] * length)
         assert (answer.status, answer.error["param"]) == (400, "prompt")
+
+
+@pytest.mark.parametrize("messages", [[], None, "hi", [{}], [{"role": "user"}], [1]], ids=str)
+@pytest.mark.parametrize("stream", [False, True])
+def test_bad_messages(checked, messages, stream):
+    answer = checked.chat(messages=messages, stream=stream)
+    assert (answer.status, answer.error["param"]) == (400, "messages")
 
 
 @pytest.mark.parametrize("stop_token_ids", [[999_999], [-1]], ids=str)
