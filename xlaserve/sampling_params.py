@@ -1,6 +1,5 @@
 """What one request asks of sampling. Knows nothing of devices; the device side is `SamplingMetadata`."""
 
-import math
 from dataclasses import dataclass
 
 from xlaserve.errors import InvalidRequest
@@ -8,6 +7,8 @@ from xlaserve.errors import InvalidRequest
 MAX_LOGPROBS = 5
 MAX_STOP_STRINGS = 4  # OpenAI's limit
 SEED_LIMIT = 2**63
+MAX_TOP_K = 2**31 - 1  # what the device holds; no vocabulary is larger
+MIN_TEMPERATURE = 1e-5  # below it logits / temperature leaves float32, and nothing but the best token would be drawn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,7 +16,7 @@ class SamplingParams:
     """Checked on construction: a wrong value raises `InvalidRequest` naming the field.
 
     max_tokens: tokens to generate at most; None = what is left of the context.
-    temperature: 0 = greedy. top_k: 0 or -1 = off. top_p: 1 = off.
+    temperature: 0 = greedy, as is anything below MIN_TEMPERATURE. top_k: 0 or -1 = off. top_p: 1 = off.
     seed: None = drawn afresh for each request. logprobs: None = off, else the number of alternatives (0..5).
     """
 
@@ -33,9 +34,11 @@ class SamplingParams:
         if self.max_tokens is not None:
             _check("max_tokens", self.max_tokens, _is_int(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1")
         _check("temperature", self.temperature, _in_range(self.temperature, 0, 2), "a number from 0 to 2")
+        if self.temperature < MIN_TEMPERATURE:
+            object.__setattr__(self, "temperature", 0.0)
         _check("top_p", self.top_p, _in_range(self.top_p, 0, 1) and self.top_p > 0, "a number above 0, up to 1")
         _check("top_k", self.top_k, _is_int(self.top_k) and self.top_k >= -1, "an integer >= 1, or 0 or -1 for off")
-        object.__setattr__(self, "top_k", max(0, self.top_k))
+        object.__setattr__(self, "top_k", min(max(0, self.top_k), MAX_TOP_K))
         if self.seed is not None:
             allowed = _is_int(self.seed) and -SEED_LIMIT <= self.seed < SEED_LIMIT
             _check("seed", self.seed, allowed, "an integer of 64 bits")
@@ -57,7 +60,7 @@ def _is_int(value) -> bool:
 
 def _in_range(value, low: float, high: float) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return is_number and math.isfinite(value) and low <= value <= high
+    return is_number and low <= value <= high
 
 
 def _check(name: str, value, ok: bool, allowed: str) -> None:
