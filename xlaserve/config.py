@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from xlaserve.errors import ConfigError
 
@@ -34,7 +34,7 @@ class _Section(BaseModel):
 
 
 class ModelSection(_Section):
-    source: str = "demo"  # demo | folder | file.gguf | hub id | random:config.json
+    source: str = Field(default="demo", min_length=1)  # demo | folder | file.gguf | hub id | random:config.json
     revision: str | None = None  # of a hub id
     served_name: str | None = None  # default: the last part of the source
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -81,6 +81,11 @@ class Config(_Section):
     server: ServerSection = ServerSection()
     seed: int = 0  # of random weights
 
+    @field_validator("model", "cache", "scheduler", "kernels", "compile", "server", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value  # what YAML makes of a section that holds only comments
+
 
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Reads `path` (YAML; None = all defaults), applies `a.b=c` overrides, and checks the result.
@@ -115,7 +120,9 @@ def _apply_override(data: dict, override: str) -> None:
         raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
     *parents, last = key.split(".")
     for parent in parents:
-        data = data.setdefault(parent, {})
+        if data.get(parent) is None:
+            data[parent] = {}
+        data = data[parent]
         if not isinstance(data, dict):
             raise ConfigError(f"--set {override!r}: {parent} is not a section")
     data[last] = value

@@ -1,0 +1,42 @@
+"""From YAML and overrides to a Config, or to an error that names the key."""
+
+import pytest
+
+from xlaserve.config import Config, load_config
+from xlaserve.errors import ConfigError
+
+
+@pytest.mark.parametrize("section", [name for name in Config.model_fields if name != "seed"])
+def test_a_section_of_comments_only_is_empty(tmp_path, section):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"{section}:\n  # nothing set here\nseed: 3\n")
+    assert load_config(path) == Config(seed=3)
+
+
+def test_an_override_fills_a_section_of_comments_only(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("cache:\n  # block_size: 16\n")
+    assert load_config(path, ["cache.block_size=8"]).cache.block_size == 8
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("modle=null", "unknown key 'modle'"),
+        ("seed=null", "seed"),
+        ("model.source=''", "model.source"),
+        ("model.source.x=1", "model.source"),
+        ("model.dtype=fp8", "'float32'"),
+        ("cache.blocksize=8", "'cache.block_size'"),
+        ("server=5", "server"),
+        ("a..b=1", "unknown key 'a'"),
+        ("nonsense", "section.key=value"),
+        ("=1", "section.key=value"),
+        ("cache.block_size=[", "not valid YAML"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_used_is_refused_by_key(override, told):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [override])
+    assert told in str(caught.value)
