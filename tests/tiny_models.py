@@ -54,6 +54,10 @@ CONFIGS = {
         **COMMON, head_dim=16, sliding_window=8, layer_types=GEMMA_LAYERS, query_pre_attn_scalar=16,
         final_logit_softcapping=3.0,
     ),
+    # what a GGUF file can say: the query scale is that of the head size, and every sixth layer is full
+    "gemma3-for-gguf": lambda: hf.Gemma3TextConfig(
+        **(COMMON | dict(num_hidden_layers=7)), head_dim=16, sliding_window=8, query_pre_attn_scalar=16
+    ),
 }  # fmt: skip
 
 

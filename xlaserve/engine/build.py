@@ -15,7 +15,7 @@ from xlaserve.engine.settings import resolve_settings
 from xlaserve.engine.tokenizer import eos_union, load_tokenizer, sampling_defaults
 from xlaserve.models import sources
 from xlaserve.models.config import parse_config
-from xlaserve.models.loader import check_tensors, load_params
+from xlaserve.models.loader import check_tensors, load_params, untie_differing_head
 from xlaserve.models.random_checkpoint import RandomCheckpoint
 from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.compilations import LOG, use_persistent_cache
@@ -36,6 +36,8 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     if isinstance(checkpoint, RandomCheckpoint):
         checkpoint = checkpoint.with_specs(specs)
     check_tensors(specs, checkpoint)
+    model = untie_differing_head(model, checkpoint)
+    specs = FAMILIES[model.family].param_specs(model)
     tokenizer = load_tokenizer(checkpoint.folder, checkpoint.gguf_metadata, chat_template=config.model.chat_template)
     defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config == "auto" else {}
     mesh = make_mesh()

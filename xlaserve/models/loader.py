@@ -1,5 +1,6 @@
 """Fills a model's parameters from a checkpoint: all names and shapes are checked first, then tensors stream singly."""
 
+import dataclasses
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -10,9 +11,11 @@ import numpy as np
 from xlaserve.errors import CheckpointError
 from xlaserve.layers.params import ArraySpec, map_specs, named_specs
 from xlaserve.models.checkpoint import Checkpoint
+from xlaserve.models.config import ModelConfig
 from xlaserve.models.random_checkpoint import RandomCheckpoint
 
 _MAX_SHOWN = 10
+_HEAD, _EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def load_params(
@@ -67,6 +70,18 @@ def check_tensors(specs: Any, checkpoint: Checkpoint) -> None:
         raise CheckpointError(f"{checkpoint.where}: the weights do not fit this configuration:\n  {listing}")
 
 
+def untie_differing_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """`config`, untied if the checkpoint stores a head that is not the embeddings it is tied to.
+
+    transformers does the same. For a checkpoint that `check_tensors` has passed; reads both tensors if there are two.
+    """
+    if not config.tie_word_embeddings or _HEAD not in checkpoint.tensors:
+        return config
+    if np.array_equal(checkpoint.read(_HEAD), checkpoint.read(_EMBEDDINGS)):
+        return config
+    return dataclasses.replace(config, tie_word_embeddings=False)
+
+
 def _may_be_unused(name: str) -> bool:
     """A stored head that the config ties to the embeddings (an untied one is wanted), and tables we compute."""
-    return name == "lm_head.weight" or name.endswith(".rotary_emb.inv_freq")
+    return name == _HEAD or name.endswith(".rotary_emb.inv_freq")
