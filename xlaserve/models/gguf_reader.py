@@ -30,6 +30,7 @@ _SCALARS = {
     gguf.GGUFValueType.FLOAT64: "d",
 }
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_HEADER_BYTES = 24  # magic, version, numbers of tensors and of metadata entries
 _MAX_DIMS = 4  # ggml's own limit
 _MIN_TENSOR_BYTES = 32  # of a header entry: name's length, number of dimensions, one dimension, type, offset
 _MIN_VALUE_BYTES = 13  # of a metadata entry: key's length, type, the smallest value
@@ -64,8 +65,10 @@ def read_header(file: Path) -> GGUFHeader:
 def _check_magic(file: Path, head: bytes) -> None:
     if is_git_lfs_pointer(head):
         raise CheckpointError(f"{file}: is a Git LFS pointer, not the model; run `git lfs pull`, or {DOWNLOAD_AGAIN}")
-    if head[:4] != b"GGUF" or len(head) < 24:
+    if head[:4] != b"GGUF":
         raise CheckpointError(f"{file}: starts with {head[:4]!r}; expected a GGUF file (b'GGUF'); {DOWNLOAD_AGAIN}")
+    if len(head) < _HEADER_BYTES:
+        raise CheckpointError(f"{file}: is cut short: {len(head)} bytes, inside its header; {DOWNLOAD_AGAIN}")
     version = _U32.unpack_from(head, 4)[0]
     if version not in (2, 3):
         swapped = version & 0xFFFF == 0
