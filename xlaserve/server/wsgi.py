@@ -20,6 +20,7 @@ from xlaserve.server.errors import body_too_large, make_reply
 SPARE_THREADS = 8  # for /health, /metrics and refusals while every generation thread is taken
 LOOP_SECONDS = 1.0
 CLOSE_SECONDS = 5.0  # to send what is still buffered
+WORKER_SECONDS = 1.0  # then, for the threads to end
 # A body over the limit is read to its end up to this many times the limit, and refused by the application: a client
 # whose connection is cut while it sends seldom reads the answer. Larger ones are cut.
 BODY_LEEWAY = 4
@@ -32,6 +33,8 @@ def bind(host: str, port: int) -> socket.socket:
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         sock = socket.socket(family, kind, protocol)
+    except UnicodeError as error:  # of the encoding of host names: an empty label, or one over 63 characters
+        raise ConfigError(f"cannot listen on {host}:{port}: {host!r} is no host name or address") from error
     except OSError as error:
         raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
     try:
@@ -87,6 +90,10 @@ class HttpServer:
         )
         self._server.channel_class = _Channel
         self.host, self.port = sock.getsockname()[:2]
+        self._wake_lock = threading.Lock()
+        self._is_closed = False
+        self._write_to_loop = self._server.pull_trigger
+        self._server.pull_trigger = self._wake_loop
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name="http", daemon=True)
         self._thread.start()
@@ -94,10 +101,19 @@ class HttpServer:
     def close(self) -> None:
         """Takes no more connections, sends what is buffered, closes everything."""
         self._closing = True
-        self._server.pull_trigger()
+        self._wake_loop()
         self._thread.join()
-        self._server.task_dispatcher.shutdown(timeout=1)
+        self._server.task_dispatcher.shutdown(timeout=WORKER_SECONDS)
+        with self._wake_lock:
+            self._is_closed = True
         wasyncore.close_all(self._sockets)
+
+    def _wake_loop(self) -> None:
+        """Called by the worker threads, some of which may outlive `close`: the pipe that they would write to is closed
+        by then, or its descriptor another file's."""
+        with self._wake_lock:
+            if not self._is_closed:
+                self._write_to_loop()
 
     def _loop(self) -> None:
         while not self._closing:
