@@ -88,6 +88,15 @@ def test_generate_tells_user_errors_in_one_line(arguments, told):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize("command", [["generate", "--prompt", "hi"], ["chat"]], ids=lambda command: command[0])
+def test_wrong_sampling_options_are_told_before_the_model_is_loaded(command):
+    for option, value in (("--max-tokens", "0"), ("--top-p", "2"), ("--stop", "")):
+        done = xlaserve(*command, option, value)
+        assert done.returncode == 2
+        assert option.removeprefix("--").replace("-", "_") in done.stderr
+        assert "loading" not in done.stderr
+
+
 def test_a_prompt_that_cannot_be_served():
     done = xlaserve("generate", "--prompt", "x" * 100_000)
     assert done.returncode == 2

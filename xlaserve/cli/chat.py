@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xlaserve.cli.options import config_options, resolve_config, user_errors
-from xlaserve.cli.sampling import sampling_options, sampling_params
+from xlaserve.cli.sampling import sampling_options, sampling_params, take_sampling_options
 
 if TYPE_CHECKING:
     from xlaserve.engine.service import GenerationService
@@ -34,7 +34,7 @@ def command(system: str | None, **options: Any) -> None:
     """
     from xlaserve.cli.engine import started
 
-    sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")}
+    sampling = take_sampling_options(options)
     with started(resolve_config(**options)) as service:
         params = sampling_params(service.info.sampling_defaults, **sampling)
         click.echo(f"{service.info.name}. {HELP}", err=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from xlaserve.cli.options import config_options, resolve_config, user_errors
-from xlaserve.cli.sampling import sampling_options, sampling_params
+from xlaserve.cli.sampling import sampling_options, sampling_params, take_sampling_options
 
 if TYPE_CHECKING:
     from xlaserve.engine.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def command(prompts: Sequence[str], chat: bool, as_json: bool, stream: bool, **o
     from xlaserve.cli.engine import started
     from xlaserve.server.collect import Generations, collect
 
-    sampling = {name: options.pop(name) for name in ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")}
+    sampling = take_sampling_options(options)
     with started(resolve_config(**options)) as service:
         params = sampling_params(service.info.sampling_defaults, **sampling)
         prompt_ids = [_encode(service.tokenizer, prompt, chat) for prompt in prompts]

@@ -32,6 +32,17 @@ def sampling_options(default_max_tokens: int | None) -> Callable[[Callable], Cal
     return decorate
 
 
+def take_sampling_options(options: dict[str, Any]) -> dict[str, Any]:
+    """Takes those that `sampling_options` has added out of `options`, for `sampling_params`.
+
+    Raises InvalidRequest for a wrong one, before any model is loaded.
+    """
+    names = ("max_tokens", "temperature", "top_p", "top_k", "seed", "stop")
+    taken = {name: options.pop(name) for name in names}
+    sampling_params({}, **taken)
+    return taken
+
+
 def sampling_params(
     defaults: dict[str, Any],
     *,
