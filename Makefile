@@ -30,7 +30,7 @@ help:  ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 demo: $(VENV)/.installed  ## Print a streamed answer of a real model (downloads 98 MB the first time)
-	$(xlaserve) generate --model demo --chat --stream --prompt "$(PROMPT)"
+	$(xlaserve) generate --model demo --chat --stream --temperature 0 --prompt "$(PROMPT)"
 
 serve: $(VENV)/.installed  ## Serve the demo model over HTTP, or CONFIG=file.yaml
 	$(xlaserve) serve "$(CONFIG)"

@@ -17,12 +17,13 @@ from pathlib import Path
 from xlaserve.cli.options import cache_dir
 from xlaserve.models.sources import fetch
 
+GENERATE = ["generate", "--model", "demo", "--chat", "--stream", "--temperature", "0", "--prompt"]
 PROMPT = "Explain in two sentences why the sky is blue."
 _MAIN = "from xlaserve.cli.main import main; main(prog_name='xlaserve')"
 
 
 def first_byte_seconds(cache: Path) -> float:
-    command = [sys.executable, "-c", _MAIN, "generate", "--model", "demo", "--chat", "--stream", "--prompt", PROMPT]
+    command = [sys.executable, "-c", _MAIN, *GENERATE, PROMPT]
     start = time.perf_counter()
     environment = os.environ | {"XLASERVE_CACHE": str(cache)}
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE) as process:
