@@ -50,7 +50,7 @@ def command(prompts: Sequence[str], chat: bool, as_json: bool, stream: bool, **o
             if stream:
                 _print_stream(generations, len(prompts))
                 return
-            outputs = collect(generations, len(prompts))
+            outputs = collect(generations)
         finally:
             generations.abort()
         for index, output in enumerate(outputs):
@@ -59,7 +59,7 @@ def command(prompts: Sequence[str], chat: bool, as_json: bool, stream: bool, **o
                 continue
             result = {
                 "prompt": prompts[index],
-                "prompt_ids": prompt_ids[index],
+                "prompt_ids": output.prompt_ids,
                 "output_ids": output.token_ids,
                 "text": output.text,
                 "finish_reason": output.finish_reason,

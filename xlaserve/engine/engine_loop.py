@@ -24,14 +24,19 @@ JOIN_SECONDS = 5.0  # how long shutdown waits for a step under way
 
 
 class OutputStream:
-    """One request's outputs, in order; the last one has a finish_reason. Written by the loop, read by one thread."""
+    """One request's outputs, in order; the last one has a finish_reason. Written by the loop, read by one thread.
 
-    def __init__(self, request: Request):
+    news: set at each output, so that one thread can wait for several streams."""
+
+    def __init__(self, request: Request, news: threading.Event | None = None):
         self.request = request
+        self._news = news
         self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
 
     def put(self, output: EngineOutput) -> None:
         self._outputs.put(output)
+        if self._news is not None:
+            self._news.set()
 
     def get(self, timeout: float | None = None) -> EngineOutput | None:
         """The next output; None when there is none within `timeout` seconds. A timeout of None waits."""
@@ -85,9 +90,12 @@ class EngineLoop:
         """How long the present step has been running; 0 when there is nothing to do. Large: the device hangs."""
         return 0.0 if self._idle else time.monotonic() - self._progress_time
 
-    def submit(self, request: Request) -> OutputStream:
-        """Raises EngineUnavailable when not ready, InvalidRequest for an id in use and (429) for one too many."""
-        stream = OutputStream(request)
+    def submit(self, request: Request, news: threading.Event | None = None) -> OutputStream:
+        """`news`: see OutputStream.
+
+        Raises EngineUnavailable when not ready, InvalidRequest for an id in use and (429) for one too many.
+        """
+        stream = OutputStream(request, news)
         with self._changed:
             if self._state != "ready":
                 raise EngineUnavailable(FAILED if self._state == "failed" else "The engine is shutting down.")

@@ -1,39 +1,17 @@
 """The engine as a Python object: `LLM("demo").generate(["Once upon a time"], SamplingParams(max_tokens=20))`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
 from xlaserve.config import load_config
-from xlaserve.core.outputs import FinishReason
 from xlaserve.engine.build import build_service
-from xlaserve.engine.output_processor import TextDelta, TokenLogprob
+from xlaserve.engine.completion import Completion
 from xlaserve.engine.reporter import Reporter, SilentReporter
 from xlaserve.errors import InvalidRequest, XlaserveError
 from xlaserve.sampling_params import SamplingParams
 
 DEFAULT_CACHE_DIR = Path.home() / ".cache" / "xlaserve"
-
-
-@dataclass
-class Completion:
-    """All that one request has produced."""
-
-    prompt_ids: list[int]
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] | None = None  # if asked for, one per token
-    finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
-
-    def add(self, delta: TextDelta) -> None:
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            self.logprobs = (self.logprobs or []) + list(delta.logprobs)
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
 
 
 class LLM:

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from threading import Event
 from typing import Any
 
 from xlaserve.core.request import Request
@@ -77,8 +78,14 @@ class GenerationService:
             "preemptions": scheduler.num_preemptions,
         }
 
-    def submit(self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None = None) -> "Generation":
-        """Queues a request and returns its generation at once.
+    def submit(
+        self,
+        prompt_ids: Sequence[int],
+        params: SamplingParams,
+        request_id: str | None = None,
+        news: Event | None = None,
+    ) -> "Generation":
+        """Queues a request and returns its generation at once. `news` is set whenever that has something new.
 
         max_tokens beyond what the context or the KV pool has left is cut to that: the output then ends with "length".
         Raises InvalidRequest for what cannot be served and (429) when the queue is full, EngineUnavailable when the
@@ -101,7 +108,7 @@ class GenerationService:
             seed=secrets.randbits(63) if params.seed is None else params.seed,
         )
         processor = OutputProcessor(self.tokenizer, prompt_ids, params, request.stop_ids)
-        return Generation(self._loop.submit(request), processor, self._loop)
+        return Generation(self._loop.submit(request, news), processor, self._loop)
 
     def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         info = self.info

@@ -1,20 +1,19 @@
 """Follows the generations of one HTTP request, and gathers what each has produced. No flask here."""
 
-import time
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from xlaserve.engine.completion import Completion
 from xlaserve.errors import EngineUnavailable
 from xlaserve.server.errors import ClientGone, GenerationFailed
 
 if TYPE_CHECKING:
-    from xlaserve.engine.output_processor import TextDelta, TokenLogprob
+    from xlaserve.engine.output_processor import TextDelta
     from xlaserve.engine.service import Generation, GenerationService
     from xlaserve.sampling_params import SamplingParams
 
 POLL_SECONDS = 0.5  # how soon a closed connection is noticed while nothing is generated
-IDLE_SECONDS = 0.01  # between two looks at several generations none of which has anything new
 
 
 class Generations:
@@ -35,13 +34,15 @@ class Generations:
         client_gone: Callable[[], bool] = lambda: False,
         check: Callable[[], None] = lambda: None,
     ):
+        self.prompts = prompts
         self._client_gone = client_gone
         self._check = check
         self.by_index: list[Generation] = []
         self._running: dict[int, Generation] = {}
+        self._news = threading.Event()  # set when any of them has something new
         try:
             for index, prompt_ids in enumerate(prompts):
-                generation = service.submit(prompt_ids, params, f"{request_id}-{index}")
+                generation = service.submit(prompt_ids, params, f"{request_id}-{index}", news=self._news)
                 self.by_index.append(generation)
                 self._running[index] = generation
         except BaseException:
@@ -56,23 +57,25 @@ class Generations:
     def __iter__(self) -> "Iterator[tuple[int, TextDelta]]":
         while self._running:
             self._check()
-            several = len(self._running) > 1
+            self._news.clear()  # before looking: what comes after the look sets it again
             anything_new = False
+            # Each is looked at in turn, so that a queued one holds up no other and a stop string ends its generation
+            # at once.
             for index, generation in list(self._running.items()):
-                # One generation is waited for. Several are looked at in turn, so that a queued one holds up no other
-                # and a stop string ends its generation at once.
-                delta = generation.next(timeout=0 if several else POLL_SECONDS)
-                if self._client_gone():
-                    raise ClientGone
+                delta = generation.next(timeout=0)
                 if delta is None:
                     continue
                 anything_new = True
+                if self._client_gone():
+                    raise ClientGone
                 if delta.finish_reason is not None:
                     del self._running[index]
                 _raise_if_failed(delta)
                 yield index, delta
-            if several and not anything_new:
-                time.sleep(IDLE_SECONDS)
+            if not anything_new:
+                self._news.wait(POLL_SECONDS)
+                if self._client_gone():
+                    raise ClientGone
 
 
 def _raise_if_failed(delta: "TextDelta") -> None:
@@ -82,29 +85,9 @@ def _raise_if_failed(delta: "TextDelta") -> None:
         raise EngineUnavailable(delta.error or "The server has ended this request: it is shutting down.")
 
 
-@dataclass
-class Collected:
-    """All that one generation has produced."""
-
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: "list[TokenLogprob] | None" = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-
-    def add(self, delta: "TextDelta") -> None:
-        self.text += delta.text
-        self.token_ids += delta.token_ids
-        if delta.logprobs is not None:
-            self.logprobs = self.logprobs or []
-            self.logprobs.extend(delta.logprobs)
-        self.finish_reason = delta.finish_reason
-        self.stop_reason = delta.stop_reason
-
-
-def collect(generations: Generations, count: int) -> list[Collected]:
-    """Waits for all `count` generations and returns their outputs by index."""
-    collected = [Collected() for _ in range(count)]
+def collect(generations: Generations) -> list[Completion]:
+    """Waits for all generations and returns their outputs, in the order of the prompts."""
+    collected = [Completion(prompt_ids) for prompt_ids in generations.prompts]
     for index, delta in generations:
         collected[index].add(delta)
     return collected

@@ -67,7 +67,7 @@ def _answer(
     )
     stack.callback(generations.abort)
     if not asked.stream:
-        response = json_response(renderer.whole(collect(generations, len(prompts))))
+        response = json_response(renderer.whole(collect(generations)))
     else:
         body = sse.stream(generations, renderer, include_usage=asked.include_usage)
         response = Response(body, mimetype="text/event-stream", headers=sse.HEADERS)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from xlaserve.server import responses
-from xlaserve.server.collect import Collected
 from xlaserve.server.logprobs import chat_logprobs, completion_logprobs
 from xlaserve.server.responses import ChatDelta, FinishReason, Reply, Usage
 
 if TYPE_CHECKING:
+    from xlaserve.engine.completion import Completion
     from xlaserve.engine.output_processor import TextDelta
 
 
@@ -64,7 +64,7 @@ class CompletionRenderer(_Renderer):
         self._common["object"] = "text_completion"
         self._offsets = [0] * len(self._prompts)  # characters of each choice's logprob tokens so far
 
-    def whole(self, outputs: list[Collected]) -> Reply:
+    def whole(self, outputs: "list[Completion]") -> Reply:
         choices = [
             responses.CompletionChoice(
                 index=index,
@@ -110,7 +110,7 @@ class ChatRenderer(_Renderer):
 
     prefix = "chatcmpl"
 
-    def whole(self, outputs: list[Collected]) -> Reply:
+    def whole(self, outputs: "list[Completion]") -> Reply:
         (output,) = outputs
         choice = responses.ChatChoice(
             index=0,
