@@ -1,14 +1,19 @@
-"""The persistent compilation cache: a second start finds every program in it."""
+"""Engines in processes of their own: a second start finds every program in the persistent compilation cache."""
 
 import json
 import subprocess
 import sys
 
+import jax
+
 from tests import tiny_models
+from xlaserve.runner.compilations import use_persistent_cache
 
 SCRIPT = """
 import json, sys
 from pathlib import Path
+import jax
+jax.jit(lambda x: x + 1)(1)  # as a program may that uses jax before it starts an engine
 from xlaserve.engine.llm import LLM
 from xlaserve.runner.compilations import LOG
 from xlaserve.sampling_params import SamplingParams
@@ -17,7 +22,8 @@ overrides += ["scheduler.max_num_batched_tokens=8"]
 with LLM(sys.argv[1], overrides=overrides, cache_dir=Path(sys.argv[2])) as llm:
     programs = len(llm.service._loop._engine._runner.programs)
     output = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=5, temperature=0.0))[0].token_ids
-print(json.dumps({"programs": programs, "compiled": LOG.compiled(), "hits": LOG.cache_hits(), "output": output}))
+result = {"programs": programs, "compiled": LOG.compiled(), "hits": LOG.cache_hits(), "output": output}
+print(json.dumps(result | {"torch": "torch" in sys.modules}))
 """
 
 
@@ -36,6 +42,7 @@ def test_a_second_start_compiles_nothing(tmp_path):
     assert second["compiled"] == {}
     assert second["hits"] == sum(first["compiled"].values()) + first["hits"]
     assert second["output"] == first["output"]
+    assert not first["torch"]  # a safetensors folder is served without it
 
 
 def test_a_damaged_cache_only_costs_time(tmp_path):
@@ -45,3 +52,10 @@ def test_a_damaged_cache_only_costs_time(tmp_path):
         if file.is_file():
             file.write_bytes(file.read_bytes()[:20])
     assert start(folder, tmp_path)["output"] == first["output"]
+
+
+def test_a_process_may_change_the_folder(tmp_path):
+    for name in ("first", "second"):
+        use_persistent_cache(tmp_path / name)
+        jax.jit(lambda x: x * 3 + 1).lower(1).compile()
+        assert any((tmp_path / name).iterdir())

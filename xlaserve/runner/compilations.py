@@ -7,6 +7,7 @@ from pathlib import Path
 
 import jax
 import jax.monitoring
+from jax.experimental.compilation_cache import compilation_cache
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # fires for a cache hit too
 _HIT = "/jax/compilation_cache/cache_hits"
@@ -60,7 +61,7 @@ class CompilationLog:
 
 
 def use_persistent_cache(folder: Path) -> None:
-    """Keeps compiled programs in `folder`. Must run before the first array is made: later it has no effect.
+    """Keeps the programs this process compiles from now on in `folder`, also when it has used another one before.
 
     The thresholds are zero on purpose: many small programs make a start slow too.
     """
@@ -68,6 +69,7 @@ def use_persistent_cache(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    compilation_cache.reset_cache()  # or jax stays with the folder of its first compilation
 
 
 LOG = CompilationLog()
