@@ -202,7 +202,6 @@ def test_gemma3_scales_and_soft_caps():
     config = parse(**SIZES, model_type="gemma3_text", query_pre_attn_scalar=24, final_logit_softcapping=30.0)
     assert config.query_scale == 24**-0.5
     assert config.final_logit_softcap == 30.0
-    assert config.attn_logit_softcap is None
 
 
 @pytest.mark.parametrize(
@@ -255,6 +254,7 @@ def test_the_architecture_stands_in_for_a_missing_model_type():
         ({"model_type": "qwen2", "layer_types": ["chunked_attention"] * 4}, ("layer_types", "sliding_attention")),
         ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 4}, ("sliding_window is missing",)),
         ({"model_type": "gemma3_text", "use_bidirectional_attention": True}, ("use_bidirectional_attention",)),
+        ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, ("attn_logit_softcapping is 50.0", "null")),
         ({"model_type": "gemma3_text", "rope_parameters": {"rope_theta": 1e4}}, ("rope_parameters.rope_theta",)),
     ],
 )

@@ -43,7 +43,6 @@ class AttentionOptions:
     backend: str
     layout: BlockMajorLayout
     sliding_window: int | None = None
-    soft_cap: float | None = None
 
 
 def attention_spec(
@@ -97,6 +96,5 @@ def self_attention(
         layout=options.layout,
         scale=options.scale,
         sliding_window=options.sliding_window,
-        soft_cap=options.soft_cap,
     )
     return linear(out.reshape(x.shape[0], -1), p.o_proj), kv_cache

@@ -33,7 +33,6 @@ class ModelConfig:
     mlp_bias: bool = False
     sliding_window: int | None = None  # tokens seen, the current one included; of the sliding layers
     query_scale: float = 1.0  # multiplies q.k: head_dim**-0.5, or query_pre_attn_scalar**-0.5
-    attn_logit_softcap: float | None = None
     final_logit_softcap: float | None = None
     eos_token_ids: tuple[int, ...] = ()  # of config.json only; the union is made in engine/tokenizer.py
     bos_token_id: int | None = None
@@ -201,10 +200,9 @@ def _layer_types(config: Fields, model_type: str, window: int | None, num_layers
 def _soft_caps(config: Fields, known: _Family) -> dict[str, float | None]:
     if known.family != "gemma3":
         return {}
-    return {
-        "attn_logit_softcap": config.number("attn_logit_softcapping", None),
-        "final_logit_softcap": config.number("final_logit_softcapping", None),
-    }
+    if config.values.get("attn_logit_softcapping") is not None:  # transformers keeps the key, and never applies it
+        raise config.error("attn_logit_softcapping", "null: Gemma 3's attention scores are not capped")
+    return {"final_logit_softcap": config.number("final_logit_softcapping", None)}
 
 
 def _dtype(config: Fields) -> str:

@@ -42,7 +42,6 @@ def attention_plan(config: ModelConfig, backend: str, layouts: tuple[BlockMajorL
             backend=backend,
             layout=layouts[groups[layer]],
             sliding_window=specs[groups[layer]].sliding_window,
-            soft_cap=config.attn_logit_softcap,
         )
         for layer in range(config.num_layers)
     )
