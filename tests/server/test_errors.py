@@ -102,6 +102,25 @@ def test_bad_messages(checked, messages, stream):
     assert (answer.status, answer.error["param"]) == (400, "messages")
 
 
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_a_text_that_is_too_long_for_certain_is_not_even_encoded(make_live, monkeypatch, ask):
+    """Encoding megabytes takes a minute, in which the engine's thread has to share the CPU."""
+    server = make_live()
+    limit = server.service.info.max_model_len * server.service.tokenizer.longest_token
+    encoded = []
+    encode = server.service.tokenizer.encode
+    monkeypatch.setattr(
+        server.service.tokenizer, "encode", lambda text, **options: encoded.append(len(text)) or encode(text, **options)
+    )
+    text = "x" * (limit + 1)
+    fields = {"prompt": text} if ask == "complete" else {"messages": [{"role": "user", "content": text}]}
+    answer = getattr(server, ask)(**fields)
+    assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")
+    assert encoded == []
+    assert server.complete(prompt="x" * limit).error["code"] == "context_length_exceeded"
+    assert encoded == [limit]
+
+
 @pytest.mark.parametrize("stop_token_ids", [[999_999], [-1]], ids=str)
 def test_stop_ids_outside_the_vocabulary(checked, stop_token_ids):
     assert checked.complete(stop_token_ids=stop_token_ids).error["param"] == "stop_token_ids"

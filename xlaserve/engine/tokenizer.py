@@ -34,7 +34,9 @@ class Tokenizer:
         bos = vocabulary.named_tokens.get("bos_token")
         self.bos_id: int | None = backend.token_to_id(bos) if bos is not None else None
         self.eos_ids = vocabulary.eos_ids  # of the tokenizer alone
-        self.vocab_size: int = max(backend.get_vocab().values(), default=-1) + 1  # ids may have gaps
+        vocab = backend.get_vocab()
+        self.vocab_size: int = max(vocab.values(), default=-1) + 1  # ids may have gaps
+        self.longest_token: int = max(map(len, vocab), default=0)  # characters, at least as many as it stands for
         self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
         self.spelling = Spelling(backend.decoder)
         self._adds_bos = self.bos_id is not None and backend.encode("").ids[:1] == [self.bos_id]

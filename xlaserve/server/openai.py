@@ -25,7 +25,8 @@ def completions() -> Response:
         service = server_state().admit(stack)
         asked = parse_completion(read_json())
         check_model(asked.model, service.info)
-        prompts = [prompt_ids(service.tokenizer, prompt) for prompt in asked.prompt]
+        limit = service.info.max_model_len
+        prompts = [prompt_ids(service.tokenizer, prompt, max_model_len=limit) for prompt in asked.prompt]
         renderer = CompletionRenderer(
             service.info.name,
             prompts,
@@ -42,7 +43,7 @@ def chat_completions() -> Response:
         service = server_state().admit(stack)
         asked = parse_chat(read_json())
         check_model(asked.model, service.info)
-        prompts = [chat_ids(service.tokenizer, asked.messages)]
+        prompts = [chat_ids(service.tokenizer, asked.messages, max_model_len=service.info.max_model_len)]
         renderer = ChatRenderer(
             service.info.name,
             prompts,

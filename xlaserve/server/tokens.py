@@ -10,10 +10,14 @@ if TYPE_CHECKING:
     from xlaserve.engine.tokenizer import Tokenizer
 
 
-def prompt_ids(tokenizer: "Tokenizer", prompt: str | list[int]) -> list[int]:
-    """Raises InvalidRequest for text that gives no token at all, as "" does where the tokenizer adds no BOS."""
+def prompt_ids(tokenizer: "Tokenizer", prompt: str | list[int], *, max_model_len: int | None = None) -> list[int]:
+    """Raises InvalidRequest for text that gives no token at all, as "" does where the tokenizer adds no BOS.
+
+    max_model_len: text that gives more tokens for certain is refused without encoding it, which may take a minute.
+    """
     if not isinstance(prompt, str):
         return prompt
+    _check_length(tokenizer, prompt, max_model_len)
     ids = tokenizer.encode(prompt)
     if not ids:
         raise InvalidRequest(
@@ -28,9 +32,25 @@ def chat_ids(
     *,
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
+    max_model_len: int | None = None,
 ) -> list[int]:
-    """The template writes the special tokens, BOS among them: the tokenizer adds none by default."""
+    """The template writes the special tokens, BOS among them: the tokenizer adds none by default.
+
+    Their names in the messages become special tokens too, as in vLLM: a client can write anything into its own prompt.
+    max_model_len: as in `prompt_ids`.
+    """
     text = tokenizer.apply_chat_template(
         [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt
     )
+    _check_length(tokenizer, text, max_model_len)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+
+def _check_length(tokenizer: "Tokenizer", text: str, max_model_len: int | None) -> None:
+    if max_model_len is not None and len(text) > max_model_len * tokenizer.longest_token:
+        raise InvalidRequest(
+            f"This model's maximum context length is {max_model_len} tokens. However, you sent {len(text)} characters, "
+            "which are more tokens than that. Please reduce the length of the messages or completion.",
+            param="prompt",
+            code="context_length_exceeded",
+        )
