@@ -19,6 +19,14 @@ def test_an_override_fills_a_section_of_comments_only(tmp_path):
     assert load_config(path, ["cache.block_size=8"]).cache.block_size == 8
 
 
+@pytest.mark.parametrize("text", ["seed: 1\nseed: 2\n", "cache:\n  block_size: 8\n  block_size: 16\n"])
+def test_a_key_that_stands_twice_is_refused(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"config.yaml(.|\n)*stands twice(.|\n)*line"):
+        load_config(path)
+
+
 @pytest.mark.parametrize(
     ("override", "told"),
     [

@@ -87,6 +87,18 @@ class Config(_Section):
         return {} if value is None else value  # what YAML makes of a section that holds only comments
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice in one mapping: PyYAML would drop the first, a whole section perhaps."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                raise yaml.MarkedYAMLError(problem=f"the key {key.value!r} stands twice", problem_mark=key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
+
+
 def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Config:
     """Reads `path` (YAML; None = all defaults), applies `a.b=c` overrides, and checks the result.
 
@@ -96,7 +108,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
     data: Any = {}
     if path:
         try:
-            data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+            data = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"cannot read the config file {path}: {error}") from error
         data = {} if data is None else data
