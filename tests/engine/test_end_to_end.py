@@ -1,5 +1,7 @@
 """The whole engine on random tiny models: ids equal transformers' generate() whatever the batch, chunk and pool."""
 
+from collections.abc import Iterator
+
 import jax
 import numpy as np
 import pytest
@@ -18,10 +20,18 @@ NEW_TOKENS = 20
 
 def start(name: str, cache_dir, **settings) -> LLM:
     chosen = {"model__dtype": "float32", "model__max_model_len": 128, "scheduler__max_num_seqs": 4} | settings
-    chosen = {"scheduler__max_num_batched_tokens": 32} | chosen
+    chosen = {
+        "scheduler__max_num_batched_tokens": 8
+    } | chosen  # few programs to compile; the larger ones are tested too
     folder, _ = tiny_models.make(name)
     overrides = [f"{key.replace('__', '.')}={value}" for key, value in chosen.items()]
     return LLM(str(folder), overrides=overrides, cache_dir=cache_dir)
+
+
+@pytest.fixture(scope="module")
+def llama(cache_dir) -> Iterator[LLM]:
+    with start("llama", cache_dir) as llm:
+        yield llm
 
 
 def prompts_of(lengths=LENGTHS) -> list[list[int]]:
@@ -54,19 +64,26 @@ def test_greedy_ids_equal_generate(name, cache_dir):
         assert [ids(llm.generate([prompt], greedy()))[0] for prompt in prompts] == expected
 
 
+CHUNKS_OF_3 = {"scheduler__max_num_batched_tokens": 3}
+CHUNKS_OF_17 = {"scheduler__max_num_batched_tokens": 17, "scheduler__max_num_seqs": 7}
+SMALL_BLOCKS = {"cache__block_size": 4, "cache__num_blocks": 20}
+
+
 @pytest.mark.parametrize(
-    "limits",
+    ("name", "limits"),
     [
-        {"scheduler__max_num_batched_tokens": 3},
-        {"scheduler__max_num_batched_tokens": 16},
-        {"scheduler__max_num_batched_tokens": 17, "scheduler__max_num_seqs": 7},
-        {"cache__num_blocks": 6, "scheduler__max_num_seqs": 5},
-        {"cache__block_size": 4, "cache__num_blocks": 20},
-        {"scheduler__async_scheduling": "false"},
+        ("llama", CHUNKS_OF_3),
+        ("llama", CHUNKS_OF_17),
+        ("llama", {"scheduler__max_num_batched_tokens": 64}),
+        ("llama", SMALL_BLOCKS),
+        ("llama", {"cache__num_blocks": 6}),
+        ("llama", {"scheduler__async_scheduling": "false"}),
+        ("gemma3", CHUNKS_OF_3),
+        ("gemma3", CHUNKS_OF_17),
+        ("gemma3", SMALL_BLOCKS),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_limits_do_not_change_the_text(name, limits, cache_dir):
     _, model = tiny_models.make(name)
     prompts = prompts_of((1, 15, 16, 17, 40, 33, 2, 31))
@@ -77,20 +94,18 @@ def test_limits_do_not_change_the_text(name, limits, cache_dir):
         assert (preemptions > 0) == ("cache__num_blocks" in limits)
 
 
-def test_seeded_sampling_is_the_same_alone_in_a_batch_and_after_preemption(cache_dir):
+def test_seeded_sampling_is_the_same_alone_in_a_batch_and_after_preemption(llama, cache_dir):
     prompts = prompts_of((17, 40, 33, 5))
     params = [SamplingParams(max_tokens=30, temperature=1.0, top_p=0.9, seed=seed) for seed in (0, 42, -7, 2**62)]
-    with start("llama", cache_dir) as llm:
-        alone = [ids(llm.generate([prompt], one))[0] for prompt, one in zip(prompts, params, strict=True)]
-        assert ids(llm.generate(prompts, params)) == alone
+    alone = [ids(llama.generate([prompt], one))[0] for prompt, one in zip(prompts, params, strict=True)]
+    assert ids(llama.generate(prompts, params)) == alone
     with start("llama", cache_dir, cache__num_blocks=6) as llm:
         assert ids(llm.generate(prompts, params)) == alone
         assert llm.service.stats()["preemptions"] > 0
 
 
-def test_unseeded_requests_differ(cache_dir):
-    with start("llama", cache_dir) as llm:
-        outputs = ids(llm.generate([[1, 2, 3]] * 5, SamplingParams(max_tokens=20, temperature=1.0)))
+def test_unseeded_requests_differ(llama):
+    outputs = ids(llama.generate([[1, 2, 3]] * 5, SamplingParams(max_tokens=20, temperature=1.0)))
     assert len({tuple(output) for output in outputs}) == 5
 
 
@@ -117,40 +132,38 @@ def test_nothing_compiles_after_start(cache_dir):
 
 
 @pytest.mark.parametrize("kind", ["body", "sample"])
-def test_a_step_that_fails_loses_no_request(kind, cache_dir, monkeypatch):
+def test_a_step_that_fails_loses_no_request(kind, llama, monkeypatch):
     """The failing step has taken the donated pools with it: they are made anew, and the requests recomputed."""
     prompts = prompts_of()
-    with start("llama", cache_dir) as llm:
-        expected = ids(llm.generate(prompts, greedy()))
-        runner = runner_of(llm)
-        programs, calls = runner.programs, iter(range(10**6))
-        table = programs.bodies if kind == "body" else programs.samples
+    expected = ids(llama.generate(prompts, greedy()))
+    runner = runner_of(llama)
+    programs, calls = runner.programs, iter(range(10**6))
+    table = programs.bodies if kind == "body" else programs.samples
 
-        def failing(compiled):
-            def call(*arguments):
-                outputs = compiled(*arguments)  # donates
-                if next(calls) == 8:
-                    raise RuntimeError("injected")
-                return outputs
+    def failing(compiled):
+        def call(*arguments):
+            outputs = compiled(*arguments)  # donates
+            if next(calls) == 8:
+                raise RuntimeError("injected")
+            return outputs
 
-            return call
+        return call
 
-        for key, compiled in table.items():
-            monkeypatch.setitem(table, key, failing(compiled))
-        assert ids(llm.generate(prompts, greedy())) == expected
-        assert next(calls) > 9
-        assert ids(llm.generate(prompts, greedy())) == expected
+    for key, compiled in table.items():
+        monkeypatch.setitem(table, key, failing(compiled))
+    assert ids(llama.generate(prompts, greedy())) == expected
+    assert next(calls) > 9
+    assert ids(llama.generate(prompts, greedy())) == expected
 
 
-def test_pools_are_donated_and_rebound(cache_dir):
-    with start("llama", cache_dir) as llm:
-        runner = runner_of(llm)
-        old_pools = runner._kv_caches
-        llm.generate([[1, 2, 3]], greedy(2))
-        assert all(pool.is_deleted() for pool in old_pools)
-        assert not any(pool.is_deleted() for pool in runner._kv_caches)
-        with pytest.raises(RuntimeError, match=r"deleted|donated"):
-            jax.block_until_ready(old_pools[0] + 1)
+def test_pools_are_donated_and_rebound(llama):
+    runner = runner_of(llama)
+    old_pools = runner._kv_caches
+    llama.generate([[1, 2, 3]], greedy(2))
+    assert all(pool.is_deleted() for pool in old_pools)
+    assert not any(pool.is_deleted() for pool in runner._kv_caches)
+    with pytest.raises(RuntimeError, match=r"deleted|donated"):
+        jax.block_until_ready(old_pools[0] + 1)
 
 
 def test_a_context_longer_than_the_models_is_refused_at_start(cache_dir):
