@@ -18,10 +18,9 @@ RULES: dict[str, str | None] = {
 }
 
 
-def make_mesh(devices: Sequence[jax.Device] | None = None) -> Mesh:
-    """The mesh of one device: the first of `devices` (default: of the platform)."""
-    device = (devices or jax.devices())[0]
-    return Mesh(np.array([[device]]), MESH_AXES)
+def make_mesh() -> Mesh:
+    """The mesh of one device: the platform's first."""
+    return Mesh(np.array([[jax.devices()[0]]]), MESH_AXES)
 
 
 def sharding_of(mesh: Mesh, axes: Sequence[str | None]) -> NamedSharding:

@@ -8,7 +8,6 @@ import numpy as np
 from xlaserve_kernels.paged_attention import make_layout, paged_attention, slot_mapping
 from xlaserve_kernels.paged_attention.reference import paged_attention_reference
 
-
 _attend = jax.jit(paged_attention, static_argnames=("backend", "layout", "scale", "sliding_window", "soft_cap"))
 
 

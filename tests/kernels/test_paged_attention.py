@@ -127,5 +127,5 @@ def test_a_wrong_dtype_is_named():
 def test_backends_are_chosen_by_name():
     assert resolve("auto", "cpu") == "xla"
     assert resolve("xla", "tpu") == "xla"
-    with pytest.raises(ValueError, match="'cuda_magic'.*choose auto, xla"):
+    with pytest.raises(ValueError, match=r"'cuda_magic'.*choose auto, xla"):
         resolve("cuda_magic", "cpu")

@@ -9,6 +9,8 @@ import jax
 import jax.monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
+from xlaserve.errors import ConfigError
+
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # fires for a cache hit too
 _HIT = "/jax/compilation_cache/cache_hits"
 
@@ -45,11 +47,11 @@ class CompilationLog:
         with self._lock:
             return self._hits
 
-    def _on_event(self, event: str, **_):
+    def _on_event(self, event: str, **kwargs: str | int):
         if event == _HIT:
             self._thread.hit = True
 
-    def _on_duration(self, event: str, duration: float, **_):
+    def _on_duration(self, event: str, duration_secs: float, **kwargs: str | int):
         if event != _COMPILED:
             return
         hit, self._thread.hit = getattr(self._thread, "hit", False), False
@@ -63,9 +65,13 @@ class CompilationLog:
 def use_persistent_cache(folder: Path) -> None:
     """Keeps the programs this process compiles from now on in `folder`, also when it has used another one before.
 
-    The thresholds are zero on purpose: many small programs make a start slow too.
+    The thresholds are zero on purpose: many small programs make a start slow too. Raises ConfigError when the folder
+    cannot be made.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"cannot make the folder for compiled programs, {folder}: {error.strerror}") from error
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
