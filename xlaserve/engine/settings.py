@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 import jax
-import numpy as np
 from xlaserve_kernels import backend as kernel_backend
 from xlaserve_kernels.paged_attention import make_layout
 
@@ -36,7 +35,9 @@ def resolve_settings(config: Config, model: ModelConfig, device: jax.Device, rep
     reporter.info("attention_backend", backend, f"kernels.attention_backend: {config.kernels.attention_backend}")
     dtype, reason = choose_dtype(config.model.dtype, model, device.platform)
     reporter.info("dtype", dtype.name, reason)
-    kv_dtype, reason = (dtype, "the model's") if config.cache.dtype == "auto" else _named(config.cache.dtype)
+    kv_dtype, reason = dtype, "the model's"
+    if config.cache.dtype != "auto":
+        kv_dtype, reason = named_dtype(config.cache.dtype), "cache.dtype"
     reporter.info("cache.dtype", kv_dtype.name, reason)
 
     limits = _CPU_LIMITS if device.platform == "cpu" else _ACCELERATOR_LIMITS
@@ -78,10 +79,6 @@ def resolve_settings(config: Config, model: ModelConfig, device: jax.Device, rep
         ),
     )
     return Settings(shapes, max_model_len, max_num_batched_tokens)
-
-
-def _named(name: str) -> tuple[np.dtype, str]:
-    return named_dtype(name), "cache.dtype"
 
 
 def _resolve_backend(name: str, platform: str) -> str:

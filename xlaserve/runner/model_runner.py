@@ -16,7 +16,7 @@ from xlaserve.runner.body import pack_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.commands import Body, Command, ResetRow, Sample, SampleResult
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.heads.sample import SampleOutput, pack_sample
+from xlaserve.runner.heads.sample import SampleOutput, pack_sample, sample_packing
 from xlaserve.runner.programs import ProgramShapes, compile_programs
 from xlaserve.runner.row_state import RowState, pack_reset
 from xlaserve.sampling_params import MAX_LOGPROBS
@@ -115,7 +115,7 @@ class ModelRunner:
             return BodyFuture(self._hidden)
         size = self._hidden.shape[0]
         greedy = all(self._greedy[sample_row.row] for sample_row in command.rows)
-        packed = pack_sample(self._shapes.sample_packing(size), command)
+        packed = pack_sample(sample_packing(size), command)
         state = self._state
         output, last_tokens = self.programs.samples[size, greedy](
             self._head_weight, self._hidden, state.sampling, state.last_tokens, packed

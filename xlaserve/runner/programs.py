@@ -51,9 +51,6 @@ class ProgramShapes:
         outputs = self.buckets.outputs_of(bucket)
         return BodyShape(bucket, self.max_num_seqs, outputs, len(self.layouts), self.block_size)
 
-    def sample_packing(self, num_outputs: int) -> Packing:
-        return sample_packing(num_outputs)
-
     def state(self, sharding: jax.sharding.Sharding) -> tuple[tuple[Array, ...], RowState]:
         """Empty KV pools (one per layer) and row state."""
         pools = make_pools(self.specs, self.layouts, self.num_blocks, self.kv_dtype, sharding)
@@ -120,7 +117,7 @@ def _lowerings(
     for size in reversed(shapes.buckets.outputs):
         hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
         for greedy in (False, True):
-            packing = shapes.sample_packing(size)
+            packing = sample_packing(size)
             sample = jax.jit(make_sample(config, packing, greedy=greedy), donate_argnums=3)
             arguments = (head_weight, hidden, rows.sampling, rows.last_tokens, packing.abstract(sharding))
             yield ("sample", (size, greedy)), functools.partial(sample.lower, *arguments)
