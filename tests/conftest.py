@@ -10,8 +10,8 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported: the ref
 
 @pytest.fixture(scope="session")
 def cache_dir() -> Path:
-    """As the CLI has it: models that were fetched once, and programs compiled once, serve later runs."""
-    return Path(os.environ.get("XLASERVE_CACHE") or Path.home() / ".cache" / "xlaserve")
+    """Models fetched once, and programs compiled once, serve later runs; beside what the user's own runs keep."""
+    return Path(os.environ.get("XLASERVE_CACHE") or Path.home() / ".cache" / "xlaserve") / "tests"
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,8 @@
 """Random tiny models saved by transformers, one per family and per trap; the reference is transformers with torch."""
 
+import atexit
 import functools
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -62,6 +64,14 @@ CONFIGS = {
 
 
 @functools.cache
+def _scratch() -> Path:
+    """A folder that goes with the process."""
+    folder = tempfile.mkdtemp(prefix="tiny-models-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+@functools.cache
 def make(name: str) -> tuple[Path, hf.PreTrainedModel]:
     """The folder of the model called `name` and the torch model itself, float32; every parameter random."""
     torch.manual_seed(sum(name.encode()))
@@ -73,7 +83,7 @@ def make(name: str) -> tuple[Path, hf.PreTrainedModel]:
         for parameter in model.parameters():
             if parameter.ndim == 1:  # biases start at 0 and norms at 1, where mistakes do not show
                 parameter.add_(torch.randn_like(parameter) * 0.3)
-    folder = Path(tempfile.mkdtemp(prefix=f"tiny-{name}-"))
+    folder = _scratch() / name
     model.save_pretrained(folder)
     return folder, model
 

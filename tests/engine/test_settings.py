@@ -1,13 +1,15 @@
 """What is derived at the start: the context, the KV pool and the limits, each with its reason."""
 
-import jax
+from types import SimpleNamespace
+
 import pytest
 
 from tests.recording import RecordingReporter
 from xlaserve.config import load_config
-from xlaserve.engine.settings import Settings, resolve_settings
+from xlaserve.engine.settings import Settings, _free_memory, resolve_settings
 from xlaserve.errors import ConfigError
 from xlaserve.models.config import parse_config
+from xlaserve.sharding import make_mesh
 
 SIZES = {
     "model_type": "llama",
@@ -19,13 +21,15 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 256,
 }
+NUM_WEIGHTS = 1000
 BYTES_PER_TOKEN = 2 * 2 * 2 * 16 * 4  # keys and values, layers, kv heads, head size, float32
 
 
 def resolve(*overrides: str, **keys) -> tuple[Settings, dict[str, str]]:
     reporter = RecordingReporter()
     config = load_config(None, ["model.dtype=float32", *overrides])
-    settings = resolve_settings(config, parse_config(SIZES | keys, "config.json"), jax.devices("cpu")[0], reporter)
+    model = parse_config(SIZES | keys, "config.json")
+    settings = resolve_settings(config, model, NUM_WEIGHTS, make_mesh(), reporter)
     return settings, {key: reason for key, (_, reason) in reporter.settings.items()}
 
 
@@ -91,3 +95,14 @@ def test_every_setting_is_told_with_its_reason():
     told = {"device", "attention_backend", "dtype", "cache.dtype", "max_num_seqs", "max_num_batched_tokens"}
     assert reasons.keys() == told | {"max_model_len", "KV pool", "token buckets"}
     assert all(reasons.values())
+
+
+def test_memory_on_a_device_is_what_its_weights_leave_free():
+    """They are not there yet when the pool is sized."""
+
+    def device(**stats) -> SimpleNamespace:
+        return SimpleNamespace(platform="gpu", memory_stats=lambda: stats)
+
+    assert _free_memory(device(bytes_limit=1000, bytes_in_use=100), weight_bytes=300) == 600
+    assert _free_memory(device(), weight_bytes=300) is None
+    assert _free_memory(SimpleNamespace(platform="cpu"), weight_bytes=300) is None

@@ -1,6 +1,7 @@
 """From a Config to a running GenerationService."""
 
 import time
+from math import prod
 from pathlib import Path
 
 import jax
@@ -13,6 +14,7 @@ from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.service import GenerationService, ModelInfo
 from xlaserve.engine.settings import resolve_settings
 from xlaserve.engine.tokenizer import eos_union, load_tokenizer, sampling_defaults
+from xlaserve.layers.params import named_specs
 from xlaserve.models import sources
 from xlaserve.models.config import parse_config
 from xlaserve.models.loader import check_tensors, load_params, untie_differing_head
@@ -41,7 +43,8 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     tokenizer = load_tokenizer(checkpoint.folder, checkpoint.gguf_metadata, chat_template=config.model.chat_template)
     defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config == "auto" else {}
     mesh = make_mesh()
-    settings = resolve_settings(config, model, mesh.devices.flat[0], reporter)
+    num_weights = sum(prod(spec.shape) for _, spec in named_specs(specs))
+    settings = resolve_settings(config, model, num_weights, mesh, reporter)
     shapes = settings.shapes
 
     reporter.phase("load the weights")

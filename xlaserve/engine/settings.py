@@ -1,8 +1,10 @@
 """Derives what the config leaves open, from the model and the machine; tells each value with its reason."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from xlaserve_kernels import backend as kernel_backend
 from xlaserve_kernels.paged_attention import make_layout
 
@@ -28,8 +30,9 @@ class Settings:
     max_num_batched_tokens: int
 
 
-def resolve_settings(config: Config, model: ModelConfig, device: jax.Device, reporter: Reporter) -> Settings:
+def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh: Mesh, reporter: Reporter) -> Settings:
     """Raises ConfigError naming the key, the value and what is allowed."""
+    device = mesh.devices.flat[0]
     reporter.info("device", device.device_kind, f"jax {jax.__version__}, platform {device.platform}")
     backend = _resolve_backend(config.kernels.attention_backend, device.platform)
     reporter.info("attention_backend", backend, f"kernels.attention_backend: {config.kernels.attention_backend}")
@@ -51,7 +54,12 @@ def resolve_settings(config: Config, model: ModelConfig, device: jax.Device, rep
     max_model_len, length_reason = _max_model_len(config, model)
     specs = kv_specs(model)
     pool = size_pool(
-        config.cache, specs, kv_dtype, max_num_seqs=max_num_seqs, max_model_len=max_model_len, device=device
+        config.cache,
+        specs,
+        kv_dtype,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        free_memory=_free_memory(device, num_weights * dtype.itemsize),
     )
     capacity = pool.tokens(block_size)
     if config.model.max_model_len is None and capacity < max_model_len:
@@ -79,6 +87,14 @@ def resolve_settings(config: Config, model: ModelConfig, device: jax.Device, rep
         ),
     )
     return Settings(shapes, max_model_len, max_num_batched_tokens)
+
+
+def _free_memory(device: Any, weight_bytes: int) -> int | None:
+    """Bytes left on the device once the weights are there; None where it uses the machine's own memory."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if not stats or "bytes_limit" not in stats:
+        return None
+    return stats["bytes_limit"] - stats.get("bytes_in_use", 0) - weight_bytes
 
 
 def _resolve_backend(name: str, platform: str) -> str:

@@ -12,8 +12,8 @@ from xlaserve.config import CacheSection
 from xlaserve.errors import ConfigError
 from xlaserve.models.kv_spec import KVSpec
 
-CPU_DEFAULT_BYTES = 2**30  # on CPU the pool is the machine's own memory, which others want too
-DEVICE_SHARE = 0.8  # of what is free beside the weights; the rest is for activations
+HOST_DEFAULT_BYTES = 2**30  # on CPU the pool is the machine's own memory, which others want too
+DEVICE_SHARE = 0.8  # of what the weights leave free; the rest is for activations
 
 
 @dataclass(frozen=True)
@@ -33,16 +33,17 @@ def size_pool(
     *,
     max_num_seqs: int,
     max_model_len: int,
-    device: jax.Device,
+    free_memory: int | None,
 ) -> PoolSize:
     """Blocks for the pool; more than max_num_seqs requests of max_model_len can never be used.
 
+    free_memory: bytes that the weights leave free on the device; None where it uses the machine's own memory.
     Raises ConfigError when not even one block fits.
     """
     if section.num_blocks is not None:
         return PoolSize(section.num_blocks, "cache.num_blocks")
     bytes_per_block = section.block_size * sum(spec.bytes_per_token(dtype) for spec in specs)
-    budget, reason = _budget(section, device)
+    budget, reason = _budget(section, free_memory)
     fitting = budget // bytes_per_block
     useful = 1 + max_num_seqs * -(-max_model_len // section.block_size)
     if fitting < 2:
@@ -54,14 +55,12 @@ def size_pool(
     return PoolSize(fitting, reason)
 
 
-def _budget(section: CacheSection, device: jax.Device) -> tuple[int, str]:
+def _budget(section: CacheSection, free_memory: int | None) -> tuple[int, str]:
     if section.memory is not None:
         return section.memory, "cache.memory"
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if not stats or "bytes_limit" not in stats:
-        return CPU_DEFAULT_BYTES, f"{CPU_DEFAULT_BYTES // 2**20} MiB by default on {device.platform}"
-    free = stats["bytes_limit"] - stats.get("bytes_in_use", 0)
-    return int(free * DEVICE_SHARE), f"{DEVICE_SHARE:.0%} of the memory free beside the weights"
+    if free_memory is None:
+        return HOST_DEFAULT_BYTES, f"{HOST_DEFAULT_BYTES // 2**20} MiB by default in host memory"
+    return int(free_memory * DEVICE_SHARE), f"{DEVICE_SHARE:.0%} of the device's free memory"
 
 
 def make_pools(
