@@ -28,3 +28,7 @@ class InvalidRequest(XlaserveError):
 
 class EngineUnavailable(XlaserveError):
     """The engine is still loading, is shutting down or has failed (HTTP 503)."""
+
+
+class GenerationFailed(XlaserveError):
+    """The engine could not finish this request (HTTP 500); the others are untouched."""

@@ -74,8 +74,8 @@ class Conversation:
 
     def _answer(self, line: str) -> None:
         """Asks and prints; what was printed joins the conversation, also when it was interrupted."""
+        from xlaserve.engine.generations import Generations
         from xlaserve.errors import InvalidRequest
-        from xlaserve.server.collect import Generations
         from xlaserve.server.messages import Message
         from xlaserve.server.tokens import chat_ids
 

@@ -11,8 +11,8 @@ from xlaserve.cli.options import config_options, resolve_config, user_errors
 from xlaserve.cli.sampling import sampling_options, sampling_params, take_sampling_options
 
 if TYPE_CHECKING:
+    from xlaserve.engine.generations import Generations
     from xlaserve.engine.tokenizer import Tokenizer
-    from xlaserve.server.collect import Generations
 
 MAX_TOKENS = 256
 
@@ -39,7 +39,7 @@ def command(prompts: Sequence[str], chat: bool, as_json: bool, stream: bool, **o
     if as_json and stream:
         raise click.UsageError("--json prints whole objects and --stream prints pieces: choose one.")
     from xlaserve.cli.engine import started
-    from xlaserve.server.collect import Generations, collect
+    from xlaserve.engine.generations import Generations, collect
 
     sampling = take_sampling_options(options)
     with started(resolve_config(**options)) as service:

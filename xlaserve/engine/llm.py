@@ -1,5 +1,6 @@
 """The engine as a Python object: `LLM("demo").generate(["Once upon a time"], SamplingParams(max_tokens=20))`."""
 
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -7,8 +8,9 @@ from types import TracebackType
 from xlaserve.config import load_config
 from xlaserve.engine.build import build_service
 from xlaserve.engine.completion import Completion
+from xlaserve.engine.generations import Generations, collect
 from xlaserve.engine.reporter import Reporter, SilentReporter
-from xlaserve.errors import InvalidRequest, XlaserveError
+from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import SamplingParams
 
 DEFAULT_CACHE_DIR = Path.home() / ".cache" / "xlaserve"
@@ -48,23 +50,20 @@ class LLM:
         """Completes all prompts (texts, or lists of token ids) as one batch; results are in their order.
 
         params: for all, or one per prompt; None means SamplingParams() with the checkpoint's sampling defaults.
-        Raises InvalidRequest for a prompt that cannot be served, before any is started.
+        Raises InvalidRequest for a prompt that cannot be served, and then generates nothing; GenerationFailed when the
+        engine could not finish one.
         """
         texts = [prompts] if isinstance(prompts, str) else list(prompts)
         if params is None:
             params = SamplingParams(**self.info.sampling_defaults)
-        each = [params] * len(texts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(texts):
-            raise InvalidRequest(f"{len(each)} params for {len(texts)} prompts", param="params")
+        if not isinstance(params, SamplingParams) and len(params) != len(texts):
+            raise InvalidRequest(f"{len(params)} params for {len(texts)} prompts", param="params")
         all_ids = [self.tokenizer.encode(text) if isinstance(text, str) else list(text) for text in texts]
-        generations = []
+        generations = Generations(self.service, all_ids, params, f"llm-{secrets.token_hex(8)}")
         try:
-            for ids, one in zip(all_ids, each, strict=True):
-                generations.append(self.service.submit(ids, one))
-            return [_collect(ids, generation) for ids, generation in zip(all_ids, generations, strict=True)]
+            return collect(generations)
         finally:
-            for generation in generations:
-                generation.abort()
+            generations.abort()
 
     def chat(self, messages: list[dict], params: SamplingParams | None = None) -> Completion:
         """Answers a conversation of {"role", "content"} messages through the model's chat template."""
@@ -80,12 +79,3 @@ class LLM:
 
     def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         self.close()
-
-
-def _collect(prompt_ids: list[int], generation) -> Completion:
-    completion = Completion(prompt_ids)
-    for delta in generation:
-        if delta.finish_reason == "error":
-            raise XlaserveError(delta.error or "the engine could not finish this request")
-        completion.add(delta)
-    return completion

@@ -6,7 +6,7 @@ No flask here.
 import json
 from dataclasses import dataclass, field
 
-from xlaserve.errors import EngineUnavailable, InvalidRequest, XlaserveError
+from xlaserve.errors import EngineUnavailable, GenerationFailed, InvalidRequest, XlaserveError
 
 MAX_MESSAGE_LENGTH = 2000  # characters: an error must not echo a large request back
 RETRY_AFTER_SECONDS = 1
@@ -14,10 +14,6 @@ RETRY_AFTER_SECONDS = 1
 
 class Overloaded(XlaserveError):
     """No place is free for another request (HTTP 429)."""
-
-
-class GenerationFailed(XlaserveError):
-    """The engine could not finish this request (HTTP 500); the others are untouched."""
 
 
 class ClientGone(Exception):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, cast
 from flask import Response, current_app, request
 
 from xlaserve.errors import InvalidRequest
+from xlaserve.server.errors import ClientGone
 from xlaserve.server.json_body import parse_json_object
 from xlaserve.server.responses import Reply
 from xlaserve.server.state import ServerState
@@ -24,9 +25,20 @@ def read_json() -> dict[str, Any]:
     return parse_json_object(request.get_data(), request.headers.get("Content-Type"))
 
 
-def client_gone() -> Callable[[], bool]:
-    """A function that tells whether the client has closed its connection; it may be called outside the request too."""
-    return request.environ.get("waitress.client_disconnected", lambda: False)
+def liveness_check() -> Callable[[], None]:
+    """A function that raises when nobody reads the answer or it cannot be finished: ClientGone, EngineUnavailable.
+
+    It may be called outside the request too.
+    """
+    state = server_state()
+    client_gone = request.environ.get("waitress.client_disconnected", lambda: False)
+
+    def check() -> None:
+        state.check_running()
+        if client_gone():
+            raise ClientGone
+
+    return check
 
 
 def check_model(name: str | None, info: "ModelInfo") -> None:

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 
 from flask import Blueprint, Response
 
+from xlaserve.engine.generations import Generations, collect
 from xlaserve.server import sse
-from xlaserve.server.collect import Generations, collect
-from xlaserve.server.http import check_model, client_gone, json_response, read_json, server_state
+from xlaserve.server.http import check_model, json_response, liveness_check, read_json, server_state
 from xlaserve.server.protocol import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from xlaserve.server.render import ChatRenderer, CompletionRenderer
 from xlaserve.server.responses import ModelCard, ModelList
@@ -63,9 +63,7 @@ def _answer(
 ) -> Response:
     """Generates and answers, whole or streamed. What `stack` holds is released when the answer has been sent."""
     params = asked.sampling_params(service.info.sampling_defaults)
-    generations = Generations(
-        service, prompts, params, renderer.id, client_gone=client_gone(), check=server_state().check_running
-    )
+    generations = Generations(service, prompts, params, renderer.id, check=liveness_check())
     stack.callback(generations.abort)
     if not asked.stream:
         response = json_response(renderer.whole(collect(generations)))

@@ -3,8 +3,8 @@
 import logging
 from collections.abc import Iterator
 
+from xlaserve.engine.generations import Generations
 from xlaserve.errors import XlaserveError
-from xlaserve.server.collect import Generations
 from xlaserve.server.errors import ClientGone, error_reply
 from xlaserve.server.render import ChatRenderer, CompletionRenderer
 

@@ -5,9 +5,9 @@ import time
 import pytest
 
 from tests.server.toy_service import make_toy_service
+from xlaserve.engine import generations
+from xlaserve.engine.generations import Generations, collect
 from xlaserve.sampling_params import SamplingParams
-from xlaserve.server import collect
-from xlaserve.server.errors import ClientGone
 
 
 @pytest.fixture
@@ -21,22 +21,33 @@ def service():
 @pytest.mark.parametrize("count", [1, 20])
 def test_each_output_wakes_the_reader(service, monkeypatch, count):
     """Were one missed, the reader would wait for a minute."""
-    monkeypatch.setattr(collect, "POLL_SECONDS", 60.0)
+    monkeypatch.setattr(generations, "POLL_SECONDS", 60.0)
     started = time.monotonic()
     prompts = [[65 + number] for number in range(count)]  # more than run at a time
-    completions = collect.collect(collect.Generations(service, prompts, SamplingParams(temperature=0), "a"))
+    completions = collect(Generations(service, prompts, SamplingParams(temperature=0), "a"))
     assert time.monotonic() - started < 10
     assert [completion.prompt_ids for completion in completions] == prompts
     assert {(completion.text, completion.finish_reason) for completion in completions} == {("hello", "stop")}
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_client_that_has_gone_is_noticed_while_nothing_is_generated(service, monkeypatch, count):
-    monkeypatch.setattr(collect, "POLL_SECONDS", 0.01)
+def test_the_check_is_made_while_nothing_is_generated(service, monkeypatch, count):
+    monkeypatch.setattr(generations, "POLL_SECONDS", 0.01)
     monkeypatch.setattr(type(service), "submit", lambda *_args, **_kwargs: _Silent())
-    generations = collect.Generations(service, [[1]] * count, SamplingParams(), "a", client_gone=lambda: True)
-    with pytest.raises(ClientGone):
-        next(iter(generations))
+    looks = iter([None, None, RuntimeError("gone")])
+
+    def check() -> None:
+        if (error := next(looks)) is not None:
+            raise error
+
+    with pytest.raises(RuntimeError, match="gone"):
+        next(iter(Generations(service, [[1]] * count, SamplingParams(), "a", check=check)))
+
+
+def test_each_prompt_has_its_own_parameters_and_a_stop_string_ends_it_at_once(service):
+    params = [SamplingParams(temperature=0, max_tokens=3), SamplingParams(temperature=0, stop="l")]
+    outputs = collect(Generations(service, [[65], [66]], params, "a"))
+    assert [(output.text, output.finish_reason) for output in outputs] == [("hel", "length"), ("he", "stop")]
 
 
 class _Silent:

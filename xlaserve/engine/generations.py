@@ -1,26 +1,25 @@
-"""Follows the generations of one HTTP request, and gathers what each has produced. No flask here."""
+"""Follows several generations on one thread, and gathers what each has produced. Knows no jax and no HTTP."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from xlaserve.engine.completion import Completion
-from xlaserve.errors import EngineUnavailable
-from xlaserve.server.errors import ClientGone, GenerationFailed
+from xlaserve.errors import EngineUnavailable, GenerationFailed
+from xlaserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from xlaserve.engine.output_processor import TextDelta
     from xlaserve.engine.service import Generation, GenerationService
-    from xlaserve.sampling_params import SamplingParams
 
-POLL_SECONDS = 0.5  # how soon a closed connection is noticed while nothing is generated
+POLL_SECONDS = 0.5  # how soon what `check` looks at is noticed while nothing is generated
 
 
 class Generations:
-    """The generations of one HTTP request, one per prompt: iterating yields (index, TextDelta) as they come.
+    """One generation per prompt: iterating yields (index, TextDelta) as they come, until all have finished.
 
-    Iteration ends when all have finished. It raises ClientGone when `client_gone()` is true, EngineUnavailable when
-    `check()` raises it or the engine has dropped a generation, GenerationFailed when one could not be finished.
+    params: of all, or one per prompt. `check` is called twice a second at least, and ends the iteration by raising.
+    Raises EngineUnavailable when the engine has dropped a generation, GenerationFailed when one could not be finished.
     `abort()` must be called in the end, whatever happened: it stops what still runs.
     """
 
@@ -28,21 +27,20 @@ class Generations:
         self,
         service: "GenerationService",
         prompts: Sequence[list[int]],
-        params: "SamplingParams",
+        params: SamplingParams | Sequence[SamplingParams],
         request_id: str,
         *,
-        client_gone: Callable[[], bool] = lambda: False,
         check: Callable[[], None] = lambda: None,
     ):
+        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
         self.prompts = prompts
-        self._client_gone = client_gone
         self._check = check
         self.by_index: list[Generation] = []
         self._running: dict[int, Generation] = {}
         self._news = threading.Event()  # set when any of them has something new
         try:
-            for index, prompt_ids in enumerate(prompts):
-                generation = service.submit(prompt_ids, params, f"{request_id}-{index}", news=self._news)
+            for index, (prompt_ids, its_params) in enumerate(zip(prompts, each, strict=True)):
+                generation = service.submit(prompt_ids, its_params, f"{request_id}-{index}", news=self._news)
                 self.by_index.append(generation)
                 self._running[index] = generation
         except BaseException:
@@ -66,16 +64,12 @@ class Generations:
                 if delta is None:
                     continue
                 anything_new = True
-                if self._client_gone():
-                    raise ClientGone
                 if delta.finish_reason is not None:
                     del self._running[index]
                 _raise_if_failed(delta)
                 yield index, delta
             if not anything_new:
                 self._news.wait(POLL_SECONDS)
-                if self._client_gone():
-                    raise ClientGone
 
 
 def _raise_if_failed(delta: "TextDelta") -> None:
