@@ -18,7 +18,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -97,12 +97,19 @@ def measure_peer() -> Iterator[dict[str, Any]]:
         yield {"load": f"transformers generate, {row['dtype']}, batch of {row['concurrency']}"} | row
 
 
-def print_table(rows: list[dict[str, Any]]) -> None:
-    """In Markdown."""
+def print_table(rows: Iterable[dict[str, Any]]) -> None:
+    """In Markdown, each row as soon as it is measured."""
     print("| " + " | ".join(["load", *COLUMNS]) + " |")
-    print("|---" * (1 + len(COLUMNS)) + "|")
+    print("|---" * (1 + len(COLUMNS)) + "|", flush=True)
     for row in rows:
-        print("| " + " | ".join(str(row.get(column, "")) for column in ("load", *COLUMNS)) + " |")
+        print("| " + " | ".join(str(row.get(column, "")) for column in ("load", *COLUMNS)) + " |", flush=True)
+
+
+def measure_all(serve: list[str], peer: bool) -> Iterator[dict[str, Any]]:
+    with serving(serve) as url:
+        yield from measure(url)
+    if peer:
+        yield from measure_peer()
 
 
 def main() -> None:
@@ -110,11 +117,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="measure transformers' generate too, on the demo model")
     parser.add_argument("serve", nargs="*", help="arguments of `xlaserve serve`")
     args = parser.parse_args()
-    with serving(args.serve) as url:
-        rows = list(measure(url))
-    if args.peer:
-        rows += measure_peer()
-    print_table(rows)
+    print_table(measure_all(args.serve, args.peer))
 
 
 if __name__ == "__main__":
