@@ -85,7 +85,7 @@ def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "Gen
     def build() -> None:
         try:
             with ConsoleReporter() as console:
-                service = build_service(config, cache_dir=cache_dir(), reporter=Reporters(console, state))
+                service = build_service(config, cache_dir=cache_dir(), reporter=Reporters(state, console))
             console.banner()
             outcome.set_result(service)
         except BaseException as error:
