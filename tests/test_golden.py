@@ -24,9 +24,10 @@ def check(case: dict, completion) -> None:
     assert completion.token_ids == case["output_ids"]
     for step, got in zip(case["steps"], completion.logprobs, strict=True):
         assert abs(got.logprob - step["logprob"]) < 1e-3
-        for (token_id, logprob), (ours, _, _, our_logprob) in zip(step["top"], got.top, strict=True):
-            assert abs(our_logprob - logprob) < 1e-3
-            assert ours == token_id or abs(our_logprob - logprob) < 1e-4  # neighbours this close may change places
+        recorded = dict(map(tuple, step["top"]))
+        weakest = min(recorded.values())
+        for token_id, _, _, logprob in got.top:  # near the end of the five, neighbours this close may change places
+            assert abs(logprob - recorded.get(token_id, weakest)) < 1e-3
     assert completion.text == case["text"]
 
 
