@@ -14,7 +14,6 @@ RULES: dict[str, str | None] = {
     "kv_heads": "model",
     "mlp": "model",
     "embed": None,
-    "head_dim": None,
 }
 
 

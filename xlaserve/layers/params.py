@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import jax
 
-Axis = Literal["vocab", "embed", "heads", "kv_heads", "mlp", "head_dim"]
+Axis = Literal["vocab", "embed", "heads", "kv_heads", "mlp"]
 
 
 @dataclass(frozen=True)
