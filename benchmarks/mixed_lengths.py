@@ -16,12 +16,10 @@ import time
 import jax
 import numpy as np
 from xlaserve_kernels import backend as kernel_backend
-from xlaserve_kernels.paged_attention import make_layout
 
 from xlaserve.cli.options import cache_dir
 from xlaserve.models.config import parse_config
 from xlaserve.models.gguf_file import GGUFFile
-from xlaserve.models.kv_spec import kv_specs
 from xlaserve.models.loader import load_params
 from xlaserve.models.registry import FAMILIES
 from xlaserve.models.sources import fetch
@@ -52,10 +50,6 @@ def make_runner(dtype_name: str) -> tuple[ModelRunner, str]:
     platform = mesh.devices.flat[0].platform
     dtype, _ = choose_dtype(dtype_name, config, platform)
     backend = kernel_backend.resolve("auto", platform)
-    layouts = tuple(
-        make_layout(backend, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, block_size=BLOCK_SIZE)
-        for spec in kv_specs(config)
-    )
     shapes = ProgramShapes(
         config=config,
         buckets=make_buckets(ROWS, ROWS),
@@ -66,7 +60,6 @@ def make_runner(dtype_name: str) -> tuple[ModelRunner, str]:
         backend=backend,
         dtype=dtype,
         kv_dtype=dtype,
-        layouts=layouts,
     )
     specs = FAMILIES[config.family].param_specs(config)
     params = load_params(

@@ -28,6 +28,12 @@ class Case:
     seed: int = 0
 
 
+def full_of_nan(layout, num_blocks: int) -> jax.Array:
+    """A pool whose every slot is NaN."""
+    pool = jnp.full(layout.shape(num_blocks), jnp.nan, layout.dtype)
+    return jax.lax.bitcast_convert_type(pool, layout.storage_dtype)
+
+
 def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.ndarray]:
     """(the backend's output, the reference's), both float32 [T, N, H]."""
     rng = np.random.default_rng(case.seed)
@@ -41,14 +47,20 @@ def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.nda
     def draw(*shape):
         return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
 
-    layout = make_layout(backend, num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, block_size=case.block_size)
+    layout = make_layout(
+        backend,
+        num_kv_heads=case.num_kv_heads,
+        head_dim=case.head_dim,
+        block_size=case.block_size,
+        dtype=dtype,
+    )
     # Every block is full of tokens, those of no context are dropped: cases of one shape compile nothing anew.
     rows, positions = np.divmod(np.arange(num_rows * width * case.block_size, dtype=np.int32), width * case.block_size)
     written = positions < seq_lens[rows]
     keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim) for _ in range(2))
     slots = slot_mapping(jnp.asarray(tables), rows, jnp.asarray(positions), np.ones(len(rows), bool), case.block_size)
     slots = np.where(written, slots, num_blocks * case.block_size)
-    pool = jnp.full(layout.shape(num_blocks), jnp.nan, dtype)
+    pool = full_of_nan(layout, num_blocks)
     pool = layout.write(pool, keys, values, jnp.asarray(slots))
     q = draw(num_tokens, case.num_heads, case.head_dim)
     options = dict(scale=case.head_dim**-0.5, sliding_window=case.sliding_window, soft_cap=case.soft_cap)

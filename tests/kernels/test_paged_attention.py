@@ -90,7 +90,7 @@ def test_tokens_of_no_row_come_back_as_zeros():
 
 
 def test_writes_beyond_the_pool_are_dropped():
-    layout = make_layout("xla", num_kv_heads=1, head_dim=2, block_size=4)
+    layout = make_layout("xla", num_kv_heads=1, head_dim=2, block_size=4, dtype="float32")
     pool = jnp.zeros(layout.shape(3))
     ones = jnp.ones((2, 1, 2))
     written = layout.write(pool, ones, ones, jnp.array([3 * 4, 2**30], jnp.int32))
@@ -108,7 +108,7 @@ GOOD = dict(q=(4, 4, 8), kv_cache=(3, 2, 2, 16, 8), block_tables=(2, 2), query_s
     ],
 )  # fmt: skip
 def test_a_wrong_shape_is_named(name, shape):
-    layout = make_layout("xla", num_kv_heads=2, head_dim=8, block_size=16)
+    layout = make_layout("xla", num_kv_heads=2, head_dim=8, block_size=16, dtype="float32")
     arrays = {
         key: jnp.zeros(value, jnp.float32 if key in ("q", "kv_cache") else jnp.int32)
         for key, value in (GOOD | {name: shape}).items()
@@ -118,7 +118,7 @@ def test_a_wrong_shape_is_named(name, shape):
 
 
 def test_a_wrong_dtype_is_named():
-    layout = make_layout("xla", num_kv_heads=2, head_dim=8, block_size=16)
+    layout = make_layout("xla", num_kv_heads=2, head_dim=8, block_size=16, dtype="float32")
     arrays = {key: jnp.zeros(value) for key, value in GOOD.items()}
     with pytest.raises(ValueError, match="block_tables has dtype float32: must be int32"):
         paged_attention(**arrays, backend="xla", layout=layout, scale=1.0)

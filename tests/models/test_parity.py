@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from xlaserve_kernels.paged_attention import make_layout, slot_mapping
 
 from tests import tiny_models
+from tests.kernels.ragged import full_of_nan
 from tests.models.gguf_writing import write_model
 from xlaserve.layers.attention import AttentionMetadata
 from xlaserve.models.config import parse_config
@@ -71,10 +72,12 @@ def forward_logits(config, params, prompts, dtype=jnp.float32):
     starts = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
     row = np.repeat(np.arange(rows), lens)
     positions = np.concatenate([np.arange(n) for n in lens]).astype(np.int32)
-    layout = make_layout("xla", num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, block_size=BLOCK)
+    layout = make_layout(
+        "xla", num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, block_size=BLOCK, dtype=dtype
+    )
     groups = len(kv_specs(config))
     plan = attention_plan(config, "xla", (layout,) * groups)
-    pools = tuple(jnp.full(layout.shape(rows * width + 1), np.nan, dtype) for _ in range(config.num_layers))
+    pools = (full_of_nan(layout, rows * width + 1),) * config.num_layers
     slots = slot_mapping(jnp.asarray(tables), row, jnp.asarray(positions), np.ones(total, bool), BLOCK)
     metadata = AttentionMetadata(jnp.asarray(tables), slots, jnp.asarray(starts), jnp.asarray(lens))
     batch = ForwardBatch(

@@ -6,11 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xlaserve_kernels.paged_attention import make_layout
 
 from tests import tiny_models
 from xlaserve.models.config import parse_config
-from xlaserve.models.kv_spec import kv_specs
 from xlaserve.models.loader import load_params
 from xlaserve.models.registry import FAMILIES
 from xlaserve.models.safetensors_folder import SafetensorsFolder
@@ -32,13 +30,9 @@ def make_runner(name: str) -> ModelRunner:
         FAMILIES[config.family].param_specs(config), checkpoint, dtype=np.dtype(np.float32),
         place=lambda array, spec: jax.device_put(array, replicated(make_mesh())), on_progress=lambda *_: None,
     )  # fmt: skip
-    layouts = tuple(
-        make_layout("xla", num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, block_size=BLOCK)
-        for spec in kv_specs(config)
-    )
     float32 = np.dtype(np.float32)
     shapes = ProgramShapes(
-        config, Buckets((4, 48), (4,)), ROWS, WIDTH, BLOCK, ROWS * WIDTH + 1, "xla", float32, float32, layouts
+        config, Buckets((4, 48), (4,)), ROWS, WIDTH, BLOCK, ROWS * WIDTH + 1, "xla", float32, float32
     )
     return ModelRunner(params, shapes, replicated(make_mesh()), lambda *_: None)
 

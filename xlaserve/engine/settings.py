@@ -6,7 +6,6 @@ from typing import Any
 import jax
 from jax.sharding import Mesh
 from xlaserve_kernels import backend as kernel_backend
-from xlaserve_kernels.paged_attention import make_layout
 
 from xlaserve.config import Config
 from xlaserve.engine.reporter import Reporter
@@ -81,10 +80,6 @@ def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh:
         backend=backend,
         dtype=dtype,
         kv_dtype=kv_dtype,
-        layouts=tuple(
-            make_layout(backend, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, block_size=block_size)
-            for spec in specs
-        ),
     )
     return Settings(shapes, max_model_len, max_num_batched_tokens)
 

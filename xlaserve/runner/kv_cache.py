@@ -67,9 +67,11 @@ def make_pools(
     specs: tuple[KVSpec, ...],
     layouts: tuple[BlockMajorLayout, ...],
     num_blocks: int,
-    dtype: np.dtype,
     sharding: jax.sharding.Sharding,
 ) -> tuple[Array, ...]:
     """One zeroed pool per layer, in layer order."""
     layout_of = {layer: layouts[group] for group, spec in enumerate(specs) for layer in spec.layers}
-    return tuple(jnp.zeros(layout_of[layer].shape(num_blocks), dtype, device=sharding) for layer in sorted(layout_of))
+    return tuple(
+        jnp.zeros(layout.shape(num_blocks), layout.storage_dtype, device=sharding)
+        for _, layout in sorted(layout_of.items())
+    )

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.stages import Compiled
+from xlaserve_kernels.paged_attention import BlockMajorLayout, make_layout
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.forward_batch import attention_plan
@@ -37,11 +38,24 @@ class ProgramShapes:
     backend: str
     dtype: np.dtype
     kv_dtype: np.dtype
-    layouts: tuple[Any, ...]  # per layer group
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
         return kv_specs(self.config)
+
+    @functools.cached_property
+    def layouts(self) -> tuple[BlockMajorLayout, ...]:
+        """Per layer group."""
+        return tuple(
+            make_layout(
+                self.backend,
+                num_kv_heads=spec.num_kv_heads,
+                head_dim=spec.head_dim,
+                block_size=self.block_size,
+                dtype=self.kv_dtype,
+            )
+            for spec in self.specs
+        )
 
     @functools.cached_property
     def reset_packing(self) -> Packing:
@@ -53,7 +67,7 @@ class ProgramShapes:
 
     def state(self, sharding: jax.sharding.Sharding) -> tuple[tuple[Array, ...], RowState]:
         """Empty KV pools (one per layer) and row state."""
-        pools = make_pools(self.specs, self.layouts, self.num_blocks, self.kv_dtype, sharding)
+        pools = make_pools(self.specs, self.layouts, self.num_blocks, sharding)
         rows = initial_row_state(self.max_num_seqs, len(self.layouts), self.table_width)
         return pools, jax.device_put(rows, sharding)
 

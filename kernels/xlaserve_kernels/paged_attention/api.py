@@ -1,5 +1,6 @@
 """Ragged paged attention: argument checks and dispatch to the backend named."""
 
+import numpy as np
 from jax import Array
 
 from xlaserve_kernels.backend import BACKENDS
@@ -7,10 +8,10 @@ from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
 from xlaserve_kernels.paged_attention.xla import paged_attention_xla
 
 
-def make_layout(backend: str, *, num_kv_heads: int, head_dim: int, block_size: int) -> BlockMajorLayout:
-    """The KV pool's layout for `backend`."""
+def make_layout(backend: str, *, num_kv_heads: int, head_dim: int, block_size: int, dtype) -> BlockMajorLayout:
+    """The layout for `backend` of a KV pool that holds keys and values of `dtype`."""
     _check_backend(backend)
-    return BlockMajorLayout(num_kv_heads, head_dim, block_size)
+    return BlockMajorLayout(num_kv_heads, head_dim, block_size, np.dtype(dtype))
 
 
 def paged_attention(
