@@ -1,0 +1,33 @@
+"""Matrix products, at every number of rows where another way of computing begins."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from xlaserve.layers import linear
+
+
+@pytest.fixture(params=[False, True], ids=["emulated", "native"])
+def native_bfloat16(request, monkeypatch):
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("rows", [1, 4, 47, 48, 49, 128])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_products_are_exact_to_float32(rows, dtype, native_bfloat16):
+    rng = np.random.default_rng(rows)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((rows, 96), (40, 96)))
+    product = jax.jit(lambda x, weight: linear.project(x, weight))(x, weight)
+    expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    assert product.dtype == jnp.float32
+    np.testing.assert_allclose(product, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize(("platform", "widened"), [("cpu", True), ("tpu", False), ("cuda", False)])
+def test_weights_are_widened_on_processors_without_bfloat16_only(platform, widened, native_bfloat16):
+    x, weight = jnp.ones((48, 96), jnp.bfloat16), jnp.ones((40, 96), jnp.bfloat16)
+    lowered = jax.jit(lambda x, weight: linear.project(x, weight)).trace(x, weight)
+    text = lowered.lower(lowering_platforms=(platform,)).as_text()
+    assert ("tensor<40x96xf32>" in text) == (widened and not native_bfloat16)
