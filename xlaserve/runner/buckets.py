@@ -1,10 +1,13 @@
 """The closed set of program shapes: how many tokens a body takes, how many rows a head takes."""
 
+import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
 MAX_TOKEN_BUCKETS = 8
 SMALLEST = 4  # XLA's CPU matrix product has no fast path below 4 rows
+WEIGHTS_AS_TOKENS = 48  # a/b below, on a CPU; accelerators' is larger, which only makes them pad less there
+LEAST_GROWTH = 1.25  # nearer neighbours save less than their compilation costs
 
 
 @dataclass(frozen=True)
@@ -22,24 +25,19 @@ class Buckets:
 
 
 def make_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> Buckets:
-    """Doubling from 4 to `max_num_batched_tokens`; when that is more than eight, evenly spaced in the logarithm.
+    """For decode steps: 4, half and all of `max_num_seqs`. Above them, for steps with prompts, more to the largest.
 
-    `max_num_seqs` is a bucket too where it fits, since a full decode step has just that size.
+    A step costs about a + b * T, a for reading the weights and b per token: padding wastes least when T + a/b grows by
+    equal factors.
     """
-    largest = max(max_num_batched_tokens, SMALLEST)
-    tokens = {largest}
-    size = SMALLEST
-    while size < largest:
-        tokens.add(size)
-        size *= 2
-    if len(tokens) > MAX_TOKEN_BUCKETS:
-        ratio = (largest / SMALLEST) ** (1 / (MAX_TOKEN_BUCKETS - 1))
-        tokens = {_round_up(SMALLEST * ratio**i, 4) for i in range(MAX_TOKEN_BUCKETS - 1)} | {largest}
-    if SMALLEST < max_num_seqs < largest:
-        nearest = min(tokens - {largest, SMALLEST}, key=lambda t: abs(t - max_num_seqs), default=None)
-        tokens = (tokens - {nearest}) | {_round_up(max_num_seqs, 4)}
     widest = max(max_num_seqs, SMALLEST)
-    outputs = {min(SMALLEST, widest), max(SMALLEST, widest // 2), widest}
+    outputs = {SMALLEST, max(SMALLEST, widest // 2), widest}
+    largest = max(max_num_batched_tokens, SMALLEST)
+    tokens = {min(_round_up(size, 4), largest) for size in outputs}
+    start, growth = max(tokens) + WEIGHTS_AS_TOKENS, (largest + WEIGHTS_AS_TOKENS) / (max(tokens) + WEIGHTS_AS_TOKENS)
+    steps = min(MAX_TOKEN_BUCKETS - len(tokens), math.ceil(math.log(growth) / math.log(LEAST_GROWTH)))
+    for step in range(1, steps + 1):
+        tokens.add(min(_round_up(start * growth ** (step / steps) - WEIGHTS_AS_TOKENS, 8), largest))
     return Buckets(tuple(sorted(tokens)), tuple(sorted(outputs)))
 
 
