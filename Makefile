@@ -83,6 +83,5 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	@echo "Installing what the tests need. torch, their reference, may take minutes: the README tells how to shorten that."
-	$(pip) --editable ".[test]"
+	$(pip) --quiet --editable ".[test]"
 	@touch $@

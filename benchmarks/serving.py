@@ -5,7 +5,7 @@
     python -m benchmarks.serving -- --set model.dtype=float32      # after --: whatever `xlaserve serve` takes
 
 `compiled` counts programs compiled while the load ran: 0, or requests have waited for one. Needs the extra `bench`; the
-peer needs the extra `test`.
+peer needs the extra `record` (torch).
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python -m benchmarks.transformers_generate [demo | FOLDER | FILE.gguf] [--dtypes bfloat16 float32]
 
 The prompts are those of benchmarks/load.py: 128 words in, 64 tokens out. Prints one JSON line per dtype and c: the
-median output tokens/s of three batches. Needs the extra `test` (torch, accelerate).
+median output tokens/s of three batches. Needs the extra `record` (torch, accelerate).
 """
 # pyright: reportMissingImports=false
 # torch is what we compare with, not what we need: `make lint` does not install it.

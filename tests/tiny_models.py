@@ -1,66 +1,128 @@
-"""Random tiny models saved by transformers, one per family and per trap; the reference is transformers with torch."""
+"""Random tiny models, one per family and per trap, and what transformers with torch says of them.
+
+Both are in tests/data/tiny, written by `python -m tests.record_tiny_models`; only that needs torch.
+"""
 
 import atexit
 import functools
+import json
 import shutil
 import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-import torch
-import transformers as hf
+import ml_dtypes  # noqa: F401  safetensors reads bfloat16 only where numpy knows it
+import numpy as np
+from safetensors.numpy import load_file, save_file
 
-COMMON = dict(
-    vocab_size=256,
-    hidden_size=48,
-    intermediate_size=64,
-    num_hidden_layers=3,
-    num_attention_heads=6,
-    num_key_value_heads=2,
-    max_position_embeddings=512,
-    initializer_range=0.2,  # large enough that logits differ and errors show
-)
-LLAMA3_ROPE = dict(
-    rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
-    original_max_position_embeddings=64,
-)  # fmt: skip
-YARN_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=4.0, original_max_position_embeddings=64)
-GEMMA_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+DATA = Path(__file__).parent / "data" / "tiny"
+PROMPTS_FILE = DATA / "prompts.json"
+GREEDY_FILE = DATA / "greedy.json"
+BFLOAT16_FILE = DATA / "bfloat16.json"
+SAMPLING_FILE = DATA / "sampling.npz"
 
-CONFIGS = {
-    "llama": lambda: hf.LlamaConfig(**COMMON, head_dim=8),
-    "llama-tied": lambda: hf.LlamaConfig(**COMMON, tie_word_embeddings=True),
-    "llama-biases": lambda: hf.LlamaConfig(**COMMON, attention_bias=True, mlp_bias=True),
-    "llama-wide-heads": lambda: hf.LlamaConfig(**COMMON, head_dim=32),
-    "llama-mqa": lambda: hf.LlamaConfig(**(COMMON | dict(num_key_value_heads=1))),
-    "llama-linear": lambda: hf.LlamaConfig(
-        **COMMON, rope_parameters=dict(rope_type="linear", rope_theta=10000.0, factor=4.0)
+Tensors = dict[str, np.ndarray]
+
+LENGTHS = (1, 15, 16, 17, 40)
+AROUND_THE_WINDOW = (7, 8, 9, 40)
+FAR_BEYOND = (251,)  # the original context of the scaled ropes, 64
+FOLDERS = {  # saved by transformers, with the lengths of the prompts whose logits are recorded
+    "llama": LENGTHS,
+    "llama-tied": LENGTHS,
+    "llama-biases": LENGTHS,
+    "llama-wide-heads": LENGTHS,
+    "llama-mqa": LENGTHS,
+    "mistral": LENGTHS + AROUND_THE_WINDOW,
+    "mistral-window": LENGTHS + AROUND_THE_WINDOW,
+    "qwen2": LENGTHS + AROUND_THE_WINDOW,
+    "qwen2-window": LENGTHS + AROUND_THE_WINDOW,
+    "qwen3": LENGTHS,
+    "gemma3": LENGTHS + AROUND_THE_WINDOW,
+    "gemma3-for-gguf": LENGTHS,
+}
+SHARDED = "llama-sharded"
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The folder `base` with some keys of its config.json set or removed, and its tensors changed."""
+
+    base: str
+    lengths: tuple[int, ...]
+    keys: dict[str, Any] = field(default_factory=dict)
+    removed: tuple[str, ...] = ()
+    change: Callable[[Tensors], Tensors] | None = None
+    as_base: bool = False  # all this changes nothing for transformers: one recording holds for both
+
+
+def _unchanged(base: str, **changes) -> Variant:
+    return Variant(base, FOLDERS[base], **changes, as_base=True)
+
+
+def _head(scale: float) -> Callable[[Tensors], Tensors]:
+    """Stores a head beside the embeddings."""
+
+    def add(tensors: Tensors) -> Tensors:
+        embeddings = tensors["model.embed_tokens.weight"]
+        return tensors | {"lm_head.weight": (embeddings * np.float32(scale)).astype(embeddings.dtype)}
+
+    return add
+
+
+def _without_head(tensors: Tensors) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if name != "lm_head.weight"}
+
+
+def _rope(**parameters) -> Variant:
+    length = {"max_position_embeddings": 256} if parameters["rope_type"] == "yarn" else {}
+    return Variant("llama", LENGTHS + FAR_BEYOND, {"rope_parameters": parameters} | length)
+
+
+_YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+ROPES = {
+    "llama-linear": _rope(rope_type="linear", rope_theta=10000.0, factor=4.0),
+    "llama-llama3": _rope(
+        rope_type="llama3", rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
+        original_max_position_embeddings=64,
     ),
-    "llama-llama3": lambda: hf.LlamaConfig(**COMMON, rope_parameters=LLAMA3_ROPE),
-    "llama-yarn": lambda: hf.LlamaConfig(**(COMMON | dict(max_position_embeddings=256)), rope_parameters=YARN_ROPE),
-    "llama-yarn-factor": lambda: hf.LlamaConfig(
-        **(COMMON | dict(max_position_embeddings=256)), rope_parameters=YARN_ROPE | dict(attention_factor=1.5)
-    ),
-    "llama-yarn-mscale": lambda: hf.LlamaConfig(
-        **(COMMON | dict(max_position_embeddings=256)),
-        rope_parameters=YARN_ROPE | dict(mscale=1.2, mscale_all_dim=0.7, beta_fast=16.0, beta_slow=2.0),
-    ),
-    "mistral": lambda: hf.MistralConfig(**COMMON, head_dim=8, sliding_window=None),
-    "mistral-window": lambda: hf.MistralConfig(**COMMON, head_dim=8, sliding_window=8),
-    "qwen2": lambda: hf.Qwen2Config(**COMMON, use_sliding_window=False, sliding_window=8),
-    "qwen2-window": lambda: hf.Qwen2Config(**COMMON, use_sliding_window=True, sliding_window=8, max_window_layers=1),
-    "qwen3": lambda: hf.Qwen3Config(**COMMON, head_dim=16),
-    "gemma3": lambda: hf.Gemma3TextConfig(
-        **COMMON, head_dim=16, sliding_window=8, layer_types=GEMMA_LAYERS, query_pre_attn_scalar=24
-    ),
-    "gemma3-softcap": lambda: hf.Gemma3TextConfig(
-        **COMMON, head_dim=16, sliding_window=8, layer_types=GEMMA_LAYERS, query_pre_attn_scalar=16,
-        final_logit_softcapping=3.0,
-    ),
-    # what a GGUF file can say: the query scale is that of the head size, and every sixth layer is full
-    "gemma3-for-gguf": lambda: hf.Gemma3TextConfig(
-        **(COMMON | dict(num_hidden_layers=7)), head_dim=16, sliding_window=8, query_pre_attn_scalar=16
-    ),
+    "llama-yarn": _rope(**_YARN),
+    "llama-yarn-factor": _rope(**_YARN, attention_factor=1.5),
+    "llama-yarn-mscale": _rope(**_YARN, mscale=1.2, mscale_all_dim=0.7, beta_fast=16.0, beta_slow=2.0),
 }  # fmt: skip
+WINDOWED = {
+    "qwen2-window-all-full": Variant("qwen2-window", AROUND_THE_WINDOW, {"layer_types": ["full_attention"] * 3}),
+    "gemma3-all-full": Variant("gemma3", AROUND_THE_WINDOW, {"layer_types": ["full_attention"] * 3}),
+    "gemma3-all-sliding": Variant("gemma3", AROUND_THE_WINDOW, {"layer_types": ["sliding_attention"] * 3}),
+    "gemma3-pattern-of-2": Variant(
+        "gemma3", AROUND_THE_WINDOW, {"sliding_window_pattern": 2}, removed=("layer_types",)
+    ),
+    "mistral-window-null": Variant("mistral-window", AROUND_THE_WINDOW, {"sliding_window": None}),
+}  # fmt: skip
+TIED = {"tie_word_embeddings": True}
+WITH_HEADS = ("llama-tied", "qwen2", "gemma3")
+VARIANTS = {
+    **ROPES,
+    **WINDOWED,
+    "gemma3-softcap": Variant("gemma3", LENGTHS, {"query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0}),
+    **{f"{base}-null-head-size": _unchanged(base, keys={"head_dim": None}) for base in ("llama", "llama-mqa")},
+    **{f"{base}-absent-head-size": _unchanged(base, removed=("head_dim",)) for base in ("llama", "llama-mqa")},
+    **{f"{base}-equal-head": _unchanged(base, keys=TIED, change=_head(1.0)) for base in ("llama-tied", "gemma3")},
+    "qwen2-equal-head": Variant("qwen2", LENGTHS, TIED, change=_head(1.0)),  # its own head is another
+    **{f"{base}-different-head": Variant(base, LENGTHS, TIED, change=_head(1.5)) for base in WITH_HEADS},
+    "llama-tied-biases": Variant("llama-biases", (), TIED, change=_without_head),
+}
+
+GREEDY = ["llama", "llama-tied", "llama-biases", "mistral-window", "qwen2", "qwen2-window", "qwen3", "gemma3"]
+GREEDY_LENGTHS = (*LENGTHS, 2, 20, 31, 33)
+GREEDY_TOKENS = 20
+BFLOAT16 = ["llama", "qwen3", "gemma3"]
+
+VOCABULARIES = (5, 300, 2000)
+SAMPLING = (  # temperature, top_k, top_p
+    (1.0, 0, 1.0), (0.5, 0, 1.0), (2.0, 3, 1.0), (1.0, 0, 0.6), (1.3, 40, 0.8), (1.0, 200, 0.99), (1.0, 0, 0.999),
+)  # fmt: skip
 
 
 @functools.cache
@@ -72,31 +134,66 @@ def _scratch() -> Path:
 
 
 @functools.cache
-def make(name: str) -> tuple[Path, hf.PreTrainedModel]:
-    """The folder of the model called `name` and the torch model itself, float32; every parameter random."""
-    torch.manual_seed(sum(name.encode()))
-    config = CONFIGS[name]()
-    config.eos_token_id = None
-    config._attn_implementation = "eager"
-    model = hf.AutoModelForCausalLM.from_config(config).float().eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:  # biases start at 0 and norms at 1, where mistakes do not show
-                parameter.add_(torch.randn_like(parameter) * 0.3)
-    folder = _scratch() / name
-    model.save_pretrained(folder)
-    return folder, model
+def folder(name: str) -> Path:
+    """The folder of a model: to be read, not to be written. A variant is made from its base when first asked for."""
+    if name not in VARIANTS:
+        return DATA / name
+    variant = VARIANTS[name]
+    made = shutil.copytree(DATA / variant.base, _scratch() / name)
+    config = json.loads((made / "config.json").read_text()) | variant.keys
+    (made / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in variant.removed}))
+    if variant.change:
+        file = made / "model.safetensors"
+        save_file(variant.change(load_file(file)), file, metadata={"format": "pt"})
+    return made
 
 
-def reference_logits(model: hf.PreTrainedModel, token_ids: list[int]):
-    """float32 [T, V]"""
-    with torch.no_grad():
-        return model(torch.tensor([token_ids]), use_cache=False).logits[0].float().numpy()
+def read(name: str) -> tuple[dict[str, Any], Tensors]:
+    """(config.json, the tensors in float32)"""
+    config = json.loads((folder(name) / "config.json").read_text())
+    tensors = load_file(folder(name) / "model.safetensors")
+    return config, {name: tensor.astype(np.float32) for name, tensor in tensors.items()}
 
 
-def reference_greedy(model: hf.PreTrainedModel, token_ids: list[int], num_tokens: int) -> list[int]:
-    with torch.no_grad():
-        out = model.generate(
-            torch.tensor([token_ids]), max_new_tokens=num_tokens, do_sample=False, pad_token_id=0, eos_token_id=None
-        )
-    return out[0, len(token_ids) :].tolist()
+def load(file: Path) -> dict[str, Any]:
+    """What is recorded in the file: arrays or JSON by key."""
+    if file.suffix == ".json":
+        return json.loads(file.read_text())
+    with np.load(file) as arrays:
+        return dict(arrays)
+
+
+@functools.cache
+def prompt(length: int) -> list[int]:
+    return load(PROMPTS_FILE)[str(length)]
+
+
+def prompts(lengths: Iterable[int]) -> list[list[int]]:
+    return [prompt(length) for length in lengths]
+
+
+def logits_file(name: str) -> Path:
+    variant = VARIANTS.get(name)
+    return DATA / "logits" / f"{variant.base if variant and variant.as_base else name}.npz"
+
+
+def logits(name: str, lengths: Iterable[int]) -> list[np.ndarray]:
+    """transformers' logits at every position of the prompts of these lengths, each float32 [T, V]."""
+    recorded = load(logits_file(name))
+    return [recorded[str(length)] for length in lengths]
+
+
+def greedy(name: str, lengths: Iterable[int], num_tokens: int = GREEDY_TOKENS) -> list[list[int]]:
+    """What transformers' generate() makes of the prompts of these lengths."""
+    recorded = load(GREEDY_FILE)
+    return [recorded[f"{name}/{length}"][:num_tokens] for length in lengths]
+
+
+def errors(logits: np.ndarray, exact: np.ndarray) -> list[float]:
+    """Over positions: the median and the maximum of the largest error, and the share that has the right argmax."""
+    largest = np.abs(logits - exact).max(axis=-1)
+    return [float(np.median(largest)), float(largest.max()), float((logits.argmax(-1) == exact.argmax(-1)).mean())]
+
+
+def sampling_key(vocabulary: int, temperature: float, top_k: int, top_p: float) -> str:
+    return f"probabilities/{vocabulary}/{temperature}/{top_k}/{top_p}"

@@ -4,7 +4,6 @@ import json
 import shutil
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
 from tests import tiny_models, toys
@@ -14,7 +13,7 @@ from xlaserve.sampling_params import SamplingParams
 from xlaserve.server.app import create_app
 from xlaserve.server.state import ServerState
 
-PROMPT = np.random.default_rng(3).integers(0, 256, 20).tolist()
+PROMPT = tiny_models.prompt(20)
 NUM_TOKENS = 12
 LIMITS = ["model.dtype=float32", "model.max_model_len=64", "model.served_name=tiny"]
 LIMITS += ["scheduler.max_num_seqs=1", "scheduler.max_num_batched_tokens=4"]  # few programs to compile
@@ -27,7 +26,7 @@ def make(tmp_path, cache_dir):
     @contextmanager
     def made(eos, generation_config: dict, *overrides: str):
         folder, reporter = tmp_path / "model", RecordingReporter()
-        shutil.copytree(tiny_models.make("llama")[0], folder)
+        shutil.copytree(tiny_models.folder("llama"), folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
         (folder / "generation_config.json").write_text(json.dumps(generation_config))
@@ -48,7 +47,7 @@ def make(tmp_path, cache_dir):
 
 @pytest.fixture(scope="module")
 def greedy() -> list[int]:
-    return tiny_models.reference_greedy(tiny_models.make("llama")[1], PROMPT, NUM_TOKENS)
+    return tiny_models.greedy("llama", [len(PROMPT)], NUM_TOKENS)[0]
 
 
 @pytest.mark.parametrize("where", ["config", "generation_config", "both"])

@@ -40,12 +40,12 @@ def start(model, cache_dir) -> dict:
 def first(tmp_path_factory) -> tuple[Path, dict]:
     """(the cache folder, the result) of a start that found the folder empty."""
     folder = tmp_path_factory.mktemp("cache")
-    return folder, start(tiny_models.make("llama")[0], folder)
+    return folder, start(tiny_models.folder("llama"), folder)
 
 
 def test_a_second_start_compiles_nothing(first):
     cache_dir, result = first
-    second = start(tiny_models.make("llama")[0], cache_dir)
+    second = start(tiny_models.folder("llama"), cache_dir)
     assert result["compiled"]["start-up"] >= result["programs"]
     assert "unexpected" not in result["compiled"]
     assert second["compiled"] == {}
@@ -60,7 +60,7 @@ def test_a_damaged_cache_only_costs_time(first, tmp_path):
     for file in (damaged / "programs").iterdir():
         if file.is_file():
             file.write_bytes(file.read_bytes()[:20])
-    assert start(tiny_models.make("llama")[0], damaged)["output"] == result["output"]
+    assert start(tiny_models.folder("llama"), damaged)["output"] == result["output"]
 
 
 def test_a_process_may_change_the_folder(tmp_path):

@@ -3,19 +3,16 @@
 from collections.abc import Iterator
 
 import jax
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tiny_models
+from tests.tiny_models import GREEDY_TOKENS, LENGTHS, prompts
 from xlaserve.engine.llm import LLM
 from xlaserve.errors import ConfigError
 from xlaserve.runner.compilations import LOG
 from xlaserve.sampling_params import SamplingParams
-
-LENGTHS = (1, 15, 16, 17, 40)
-NEW_TOKENS = 20
 
 
 def start(name: str, cache_dir, **settings) -> LLM:
@@ -23,9 +20,8 @@ def start(name: str, cache_dir, **settings) -> LLM:
     chosen = {
         "scheduler__max_num_batched_tokens": 8
     } | chosen  # few programs to compile; the larger ones are tested too
-    folder, _ = tiny_models.make(name)
     overrides = [f"{key.replace('__', '.')}={value}" for key, value in chosen.items()]
-    return LLM(str(folder), overrides=overrides, cache_dir=cache_dir)
+    return LLM(str(tiny_models.folder(name)), overrides=overrides, cache_dir=cache_dir)
 
 
 @pytest.fixture(scope="module")
@@ -34,12 +30,7 @@ def llama(cache_dir) -> Iterator[LLM]:
         yield llm
 
 
-def prompts_of(lengths=LENGTHS) -> list[list[int]]:
-    rng = np.random.default_rng(1)
-    return [rng.integers(0, 256, n).tolist() for n in lengths]
-
-
-def greedy(num_tokens: int = NEW_TOKENS) -> SamplingParams:
+def greedy(num_tokens: int = GREEDY_TOKENS) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, temperature=0.0)
 
 
@@ -51,17 +42,12 @@ def ids(completions) -> list[list[int]]:
     return [completion.token_ids for completion in completions]
 
 
-FAMILIES = ["llama", "llama-tied", "llama-biases", "mistral-window", "qwen2", "qwen2-window", "qwen3", "gemma3"]
-
-
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", tiny_models.GREEDY)
 def test_greedy_ids_equal_generate(name, cache_dir):
-    _, model = tiny_models.make(name)
-    prompts = prompts_of()
-    expected = [tiny_models.reference_greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+    expected = tiny_models.greedy(name, LENGTHS)
     with start(name, cache_dir) as llm:
-        assert ids(llm.generate(prompts, greedy())) == expected
-        assert [ids(llm.generate([prompt], greedy()))[0] for prompt in prompts] == expected
+        assert ids(llm.generate(prompts(LENGTHS), greedy())) == expected
+        assert [ids(llm.generate([prompt], greedy()))[0] for prompt in prompts(LENGTHS)] == expected
 
 
 CHUNKS_OF_3 = {"scheduler__max_num_batched_tokens": 3}
@@ -85,22 +71,20 @@ SMALL_BLOCKS = {"cache__block_size": 4, "cache__num_blocks": 20}
     ids=str,
 )
 def test_limits_do_not_change_the_text(name, limits, cache_dir):
-    _, model = tiny_models.make(name)
-    prompts = prompts_of((1, 15, 16, 17, 40, 33, 2, 31))
-    expected = [tiny_models.reference_greedy(model, prompt, NEW_TOKENS) for prompt in prompts]
+    lengths = (*LENGTHS, 33, 2, 31)
     with start(name, cache_dir, **limits) as llm:
-        assert ids(llm.generate(prompts, greedy())) == expected
+        assert ids(llm.generate(prompts(lengths), greedy())) == tiny_models.greedy(name, lengths)
         preemptions = llm.service.stats()["preemptions"]
         assert (preemptions > 0) == ("cache__num_blocks" in limits)
 
 
 def test_seeded_sampling_is_the_same_alone_in_a_batch_and_after_preemption(llama, cache_dir):
-    prompts = prompts_of((17, 40, 33, 5))
+    several = prompts((17, 40, 33, 2))
     params = [SamplingParams(max_tokens=30, temperature=1.0, top_p=0.9, seed=seed) for seed in (0, 42, -7, 2**62)]
-    alone = [ids(llama.generate([prompt], one))[0] for prompt, one in zip(prompts, params, strict=True)]
-    assert ids(llama.generate(prompts, params)) == alone
+    alone = [ids(llama.generate([prompt], one))[0] for prompt, one in zip(several, params, strict=True)]
+    assert ids(llama.generate(several, params)) == alone
     with start("llama", cache_dir, cache__num_blocks=6) as llm:
-        assert ids(llm.generate(prompts, params)) == alone
+        assert ids(llm.generate(several, params)) == alone
         assert llm.service.stats()["preemptions"] > 0
 
 
@@ -125,7 +109,8 @@ def test_nothing_compiles_after_start(cache_dir):
         )
         def traffic(lengths, temperature, top_k, top_p, logprobs):
             params = SamplingParams(max_tokens=5, temperature=temperature, top_k=top_k, top_p=top_p, logprobs=logprobs)
-            assert all(len(output) == 5 for output in ids(llm.generate(prompts_of(lengths), params)))
+            beginnings = [tiny_models.prompt(251)[:length] for length in lengths]
+            assert all(len(output) == 5 for output in ids(llm.generate(beginnings, params)))
 
         traffic()
         assert (LOG.compiled(), LOG.cache_hits()) == (before, hits)
@@ -135,8 +120,8 @@ def test_nothing_compiles_after_start(cache_dir):
 @pytest.mark.parametrize("kind", ["body", "sample"])
 def test_a_step_that_fails_loses_no_request(kind, llama, monkeypatch):
     """The failing step has taken the donated pools with it: they are made anew, and the requests recomputed."""
-    prompts = prompts_of()
-    expected = ids(llama.generate(prompts, greedy()))
+    several = prompts(LENGTHS)
+    expected = ids(llama.generate(several, greedy()))
     runner = runner_of(llama)
     programs, calls = runner.programs, iter(range(10**6))
     table = programs.bodies if kind == "body" else programs.samples
@@ -152,9 +137,9 @@ def test_a_step_that_fails_loses_no_request(kind, llama, monkeypatch):
 
     for key, compiled in table.items():
         monkeypatch.setitem(table, key, failing(compiled))
-    assert ids(llama.generate(prompts, greedy())) == expected
+    assert ids(llama.generate(several, greedy())) == expected
     assert next(calls) > 9
-    assert ids(llama.generate(prompts, greedy())) == expected
+    assert ids(llama.generate(several, greedy())) == expected
 
 
 def test_pools_are_donated_and_rebound(llama):

@@ -198,6 +198,18 @@ def test_gemma3_has_a_rope_per_layer_type():
     assert (new.rope.rope_type, new.rope.theta, new.rope_sliding.rope_type) == ("linear", 2e6, "default")
 
 
+def test_gemma3_rope_keys_that_say_nothing_are_passed_over():
+    """As transformers 5.0 to 5.2 save them: what the older keys left behind stands beside the two ropes."""
+    gemma = dict(SIZES, model_type="gemma3_text", num_key_value_heads=2)
+    ropes = {
+        "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 2e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 3e4},
+    }
+    saved = parse(**gemma, rope_parameters=ropes | {"rope_theta": None, "rope_type": "default", "factor": None})
+    assert saved == parse(**gemma, rope_parameters=ropes)
+    expect_refusal("rope_parameters.rope_type is 'linear'", **gemma, rope_parameters=ropes | {"rope_type": "linear"})
+
+
 def test_gemma3_scales_and_soft_caps():
     config = parse(**SIZES, model_type="gemma3_text", query_pre_attn_scalar=24, final_logit_softcapping=30.0)
     assert config.query_scale == 24**-0.5

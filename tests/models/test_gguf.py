@@ -1,6 +1,6 @@
 """GGUF files against what they were written from, and broken ones."""
 
-import json
+import math
 import struct
 import time
 
@@ -8,9 +8,8 @@ import gguf
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
-import transformers as hf
 
+from tests import tiny_models
 from tests.models.gguf_writing import llama_permute, write_minimal, write_model
 from xlaserve.errors import CheckpointError
 from xlaserve.models.config import parse_config
@@ -18,35 +17,6 @@ from xlaserve.models.gguf_file import GGUFFile
 from xlaserve.models.gguf_reader import read_header
 
 Type = gguf.GGMLQuantizationType
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 7,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-MODELS = {
-    "llama": lambda: hf.LlamaConfig(**SIZES, head_dim=32),
-    "llama-tied-biases": lambda: hf.LlamaConfig(**SIZES, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
-    "mistral": lambda: hf.MistralConfig(**SIZES, sliding_window=None),
-    "qwen2": lambda: hf.Qwen2Config(**SIZES),
-    "qwen3": lambda: hf.Qwen3Config(**SIZES, head_dim=32),
-    "gemma3_text": lambda: hf.Gemma3TextConfig(
-        **SIZES, head_dim=32, sliding_window=8, query_pre_attn_scalar=32, rope_parameters=None
-    ),
-}
-
-
-def make_model(name="llama"):
-    torch.manual_seed(0)
-    model = hf.AutoModelForCausalLM.from_config(MODELS[name]())
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * 0.1)  # norms and biases too
-    return model
 
 
 def expect_refusal(file, *words):
@@ -58,31 +28,29 @@ def expect_refusal(file, *words):
         assert str(word) in str(refusal.value)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name", ["llama-wide-heads", "llama-tied-biases", "mistral", "qwen2", "qwen3", "gemma3-for-gguf"]
+)
 def test_a_converted_model_comes_back(name, tmp_path):
-    model = make_model(name)
-    write_model(tmp_path / "model.gguf", model)
+    config, tensors = tiny_models.read(name)
+    write_model(tmp_path / "model.gguf", config, tensors)
     checkpoint = GGUFFile(tmp_path / "model.gguf")
-    reference = model.state_dict()
-    if model.config.tie_word_embeddings:
-        del reference["lm_head.weight"]
-    assert checkpoint.tensors.keys() == reference.keys()
-    for tensor_name, tensor in reference.items():
-        assert checkpoint.tensors[tensor_name].shape == tuple(tensor.shape)
-        np.testing.assert_allclose(checkpoint.read(tensor_name), tensor.numpy(), atol=1e-6)  # 1 + w - 1 rounds
-    saved = json.loads(model.config.to_json_string())
+    assert checkpoint.tensors.keys() == tensors.keys()
+    for tensor_name, tensor in tensors.items():
+        assert checkpoint.tensors[tensor_name].shape == tensor.shape
+        np.testing.assert_allclose(checkpoint.read(tensor_name), tensor, atol=1e-6)  # 1 + w - 1 rounds
+    said = {"dtype": "float32", "bos_token_id": 1, "eos_token_id": 2}  # by the writer
     if name == "mistral":
-        saved["model_type"] = "llama"  # the format does not tell them apart
-    theirs, ours = parse_config(saved | {"dtype": "float32"}, "saved"), parse_config(checkpoint.config, "gguf")
+        said["model_type"] = "llama"  # the format does not tell them apart
+    theirs, ours = parse_config(config | said, "saved"), parse_config(checkpoint.config, "gguf")
     assert theirs.rms_norm_eps == pytest.approx(ours.rms_norm_eps)
     assert {**vars(theirs), "rms_norm_eps": 0} == {**vars(ours), "rms_norm_eps": 0}
 
 
 def test_norms_of_gemma3_lose_their_one_before_they_are_rounded(tmp_path):
-    model = make_model("gemma3_text")
-    with torch.no_grad():
-        model.model.norm.weight.fill_(0.0123)  # 1.0123 in bfloat16 has three digits
-    write_model(tmp_path / "model.gguf", model)
+    config, tensors = tiny_models.read("gemma3-for-gguf")
+    tensors["model.norm.weight"][:] = 0.0123  # 1.0123 in bfloat16 has three digits
+    write_model(tmp_path / "model.gguf", config, tensors)
     norm = GGUFFile(tmp_path / "model.gguf").read("model.norm.weight", np.dtype(ml_dtypes.bfloat16))
     np.testing.assert_allclose(norm.astype(np.float32), 0.0123, rtol=2**-8)
 
@@ -92,11 +60,11 @@ def test_llama_permutation_round_trip(tmp_path):
     write_minimal(tmp_path / "m.gguf", "blk.0.attn_q.weight", llama_permute(rows, 4))
     with pytest.raises(CheckpointError, match=r"token_embd\.weight"):
         GGUFFile(tmp_path / "m.gguf")
-    write_model(tmp_path / "model.gguf", make_model())
+    write_model(tmp_path / "model.gguf", *tiny_models.read("llama"))
     checkpoint = GGUFFile(tmp_path / "model.gguf")
     stored = gguf.GGUFReader(tmp_path / "model.gguf")
     by_name = {tensor.name: tensor.data for tensor in stored.tensors}
-    for theirs, ours, heads in (("attn_q", "q_proj", 4), ("attn_k", "k_proj", 2)):
+    for theirs, ours, heads in (("attn_q", "q_proj", 6), ("attn_k", "k_proj", 2)):
         halves = checkpoint.read(f"model.layers.0.self_attn.{ours}.weight")
         assert not np.array_equal(halves, by_name[f"blk.0.{theirs}.weight"])
         np.testing.assert_array_equal(llama_permute(halves, heads), by_name[f"blk.0.{theirs}.weight"])
@@ -138,13 +106,18 @@ def test_every_type_is_read_as_the_gguf_package_does_or_refused_by_name(tmp_path
     [(Type.F32, "float32"), (Type.F16, "float16"), (Type.BF16, "bfloat16"), (Type.Q8_0, "bfloat16")],
 )
 def test_the_dtype_that_most_matrices_call_for(kind, dtype, tmp_path):
-    write_model(tmp_path / "model.gguf", make_model(), kind)
-    assert GGUFFile(tmp_path / "model.gguf").config["dtype"] == dtype
+    """By their bytes; vectors do not count."""
+
+    def add(writer):
+        writer.add_tensor("blk.0.attn_q.weight", np.zeros((8, 64), np.float32))
+        writer.add_tensor("output_norm.weight", np.zeros(8192, np.float32))
+
+    values = gguf.quantize(np.zeros((64, 64), np.float32), kind)
+    file = write_minimal(tmp_path / "model.gguf", values=values, kind=kind, extra=[add])
+    assert GGUFFile(file).config["dtype"] == dtype
 
 
 def test_metadata_of_every_kind(tmp_path):
-    model = make_model()
-
     def add(writer):
         writer.add_array("tokenizer.ggml.scores", [0.5, -1.5])
         writer.add_array("tokenizer.ggml.token_type", [1, 2, 3])
@@ -158,10 +131,10 @@ def test_metadata_of_every_kind(tmp_path):
         writer.add_float32("general.sampling.temp", 0.5)
         writer.add_int32("general.sampling.top_k", 20)
 
-    write_model(tmp_path / "model.gguf", model, extra=[add])
+    write_model(tmp_path / "model.gguf", *tiny_models.read("llama"), extra=[add])
     checkpoint = GGUFFile(tmp_path / "model.gguf")
     metadata = checkpoint.gguf_metadata
-    assert metadata["tokenizer.ggml.tokens"] == [f"token {i}" for i in range(64)]
+    assert metadata["tokenizer.ggml.tokens"] == [f"token {i}" for i in range(256)]
     assert metadata["tokenizer.ggml.merges"] == ["Ġ a", "é ü"]
     assert metadata["tokenizer.ggml.scores"].tolist() == [0.5, -1.5]
     assert metadata["tokenizer.ggml.token_type"].tolist() == [1, 2, 3]
@@ -217,24 +190,26 @@ def test_rope_scaling(metadata, expected, tmp_path):
 
 
 def llama3_divisors(factor, original=8192, low=1.0, high=4.0, head_dim=128):
-    """As llama.cpp's converter computes them: the ratio of the plain frequencies to transformers' scaled ones."""
-    rope = {"rope_type": "llama3", "rope_theta": 5e5, "factor": factor, "low_freq_factor": low}
-    rope |= {"high_freq_factor": high, "original_max_position_embeddings": original}
-    config = hf.LlamaConfig(hidden_size=head_dim, num_attention_heads=1, rope_parameters=rope)
-    scaled, _ = hf.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](config, "cpu")
-    plain = 5e5 ** -(np.arange(0, head_dim, 2) / head_dim)
-    return (plain / scaled.numpy()).astype(np.float32)
+    """As llama.cpp's converter computes them."""
+    divisors = []
+    for frequency in 5e5 ** -(np.arange(0, head_dim, 2) / head_dim):
+        wavelength = 2 * math.pi / frequency
+        if wavelength < original / high:
+            divisors.append(1.0)
+        elif wavelength > original / low:
+            divisors.append(factor)
+        else:
+            smooth = (original / wavelength - low) / (high - low)
+            divisors.append(1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
 
 
 def write_with_rope_freqs(file, divisors):
     def add(writer):
         writer.add_tensor("rope_freqs.weight", divisors)
 
-    torch.manual_seed(0)
-    sizes = SIZES | {"num_hidden_layers": 1}
-    config = hf.LlamaConfig(**sizes, head_dim=128, rope_parameters={"rope_type": "default", "rope_theta": 5e5})
-    write_model(file, hf.LlamaForCausalLM(config), extra=[add])
-    return file
+    keys = {"attention.key_length": 128, "attention.value_length": 128, "rope.freq_base": 5e5}
+    return write_minimal(file, extra=[add], **keys)
 
 
 @pytest.mark.parametrize("factor", [8.0, 32.0])
@@ -304,10 +279,8 @@ def test_a_file_for_another_kind_of_model_is_refused(metadata, words, tmp_path):
 
 
 def test_an_unknown_tensor_is_named(tmp_path):
-    model = make_model()
-    write_model(
+    write_minimal(
         tmp_path / "m.gguf",
-        model,
         extra=[lambda writer: writer.add_tensor("blk.0.ssm_in.weight", np.ones(2, np.float32))],
     )
     expect_refusal(tmp_path / "m.gguf", "blk.0.ssm_in.weight", "no llama model")
@@ -385,7 +358,7 @@ def test_no_gguf_file_at_all(content, words, tmp_path):
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path):
-    write_model(tmp_path / "whole.gguf", make_model())
+    write_model(tmp_path / "whole.gguf", *tiny_models.read("llama"))
     whole = (tmp_path / "whole.gguf").read_bytes()
     header_end = min(tensor.offset for tensor in read_header(tmp_path / "whole.gguf").tensors.values())
     for size in [*range(0, header_end, 211), header_end, header_end + 1, len(whole) - 64]:

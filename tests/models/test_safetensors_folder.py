@@ -8,43 +8,25 @@ import time
 import ml_dtypes
 import numpy as np
 import pytest
-import torch
-import transformers as hf
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
+from tests import tiny_models
 from xlaserve.errors import CheckpointError
 from xlaserve.models.safetensors_folder import SafetensorsFolder
 
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-}
 NORM = "model.norm.weight"
 
 
-@pytest.fixture(scope="module")
-def originals(tmp_path_factory):
-    """(model, folder with one file, folder with shards), bfloat16."""
-    torch.manual_seed(0)
-    model = hf.LlamaForCausalLM(hf.LlamaConfig(**SIZES)).to(torch.bfloat16)
-    single, sharded = tmp_path_factory.mktemp("single"), tmp_path_factory.mktemp("sharded")
-    model.save_pretrained(single)
-    model.save_pretrained(sharded, max_shard_size="20KB")
-    return model, single, sharded
+@pytest.fixture
+def single(tmp_path):
+    """One file, as transformers saved it in bfloat16."""
+    return shutil.copytree(tiny_models.folder("llama"), tmp_path / "single")
 
 
 @pytest.fixture
-def single(originals, tmp_path):
-    return shutil.copytree(originals[1], tmp_path / "single")
-
-
-@pytest.fixture
-def sharded(originals, tmp_path):
-    return shutil.copytree(originals[2], tmp_path / "sharded")
+def sharded(tmp_path):
+    """Four shards and their index."""
+    return shutil.copytree(tiny_models.folder(tiny_models.SHARDED), tmp_path / "sharded")
 
 
 def expect_refusal(folder, *words):
@@ -61,19 +43,22 @@ def write_raw(file, header, data=b""):
     file.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-@pytest.mark.parametrize("which", [1, 2])
-def test_reads_what_transformers_wrote(originals, which):
-    checkpoint = SafetensorsFolder(originals[which])
-    reference = originals[0].state_dict()
+@pytest.mark.parametrize("name", ["llama", tiny_models.SHARDED])
+def test_reads_what_transformers_wrote(name):
+    folder = tiny_models.folder(name)
+    checkpoint = SafetensorsFolder(folder)
+    reference = {}
+    for file in folder.glob("*.safetensors"):
+        reference |= load_file(file)
     assert checkpoint.tensors.keys() == reference.keys()
-    for name, tensor in reference.items():
-        assert checkpoint.tensors[name].shape == tuple(tensor.shape)
-        stored = checkpoint.read(name)
-        assert stored.dtype == ml_dtypes.bfloat16
-        np.testing.assert_array_equal(stored.astype(np.float32), tensor.float().numpy())
-        np.testing.assert_array_equal(checkpoint.read(name, np.dtype(np.float32)), tensor.float().numpy())
-    assert checkpoint.config["hidden_size"] == 32
-    assert checkpoint.folder == originals[which]
+    for tensor_name, tensor in reference.items():
+        assert checkpoint.tensors[tensor_name].shape == tensor.shape
+        stored = checkpoint.read(tensor_name)
+        assert stored.dtype == tensor.dtype == ml_dtypes.bfloat16
+        np.testing.assert_array_equal(stored, tensor)
+        np.testing.assert_array_equal(checkpoint.read(tensor_name, np.dtype(np.float32)), tensor.astype(np.float32))
+    assert checkpoint.config["model_type"] == "llama"
+    assert checkpoint.folder == folder
 
 
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, ml_dtypes.bfloat16])

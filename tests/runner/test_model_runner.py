@@ -23,9 +23,8 @@ CHUNKS = (1, 3, 4, 8, 16, 17)
 
 
 def make_runner(name: str) -> ModelRunner:
-    folder, _ = tiny_models.make(name)
-    checkpoint = SafetensorsFolder(folder)
-    config = parse_config(checkpoint.config, str(folder))
+    checkpoint = SafetensorsFolder(tiny_models.folder(name))
+    config = parse_config(checkpoint.config, checkpoint.where)
     params = load_params(
         FAMILIES[config.family].param_specs(config), checkpoint, dtype=np.dtype(np.float32),
         place=lambda array, spec: jax.device_put(array, replicated(make_mesh())), on_progress=lambda *_: None,
@@ -70,7 +69,7 @@ def chunks_of(row: int, prompt: list[int], size: int) -> list[RowTokens]:
     ]
 
 
-PROMPT = np.random.default_rng(5).integers(0, 256, 40).tolist()
+PROMPT = tiny_models.prompt(40)
 
 
 @pytest.fixture(scope="module")

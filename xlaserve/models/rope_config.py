@@ -16,8 +16,9 @@ def parse_rope(config: Fields, max_position_embeddings: int) -> RopeConfig:
 def parse_gemma3_ropes(config: Fields, max_position_embeddings: int) -> tuple[RopeConfig, RopeConfig]:
     """(of the full layers, of the sliding layers): the older `rope_scaling` concerns the full ones alone."""
     parameters = config.mapping("rope_parameters")
-    for key in parameters.values:
-        if key not in ("full_attention", "sliding_attention"):
+    for key, value in parameters.values.items():
+        says_nothing = value is None or (key, value) == ("rope_type", "default")  # as transformers 5.0 to 5.2 save
+        if key not in ("full_attention", "sliding_attention") and not says_nothing:
             raise parameters.error(key, "only the keys full_attention and sliding_attention here, for Gemma 3")
     full = config.mapping("rope_scaling") if config.values.get("rope_scaling") else parameters.mapping("full_attention")
     full_theta = config.number("rope_theta", 1_000_000.0)
