@@ -14,7 +14,7 @@ def native_bfloat16(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize("rows", [1, 4, 47, 48, 49, 128])
+@pytest.mark.parametrize("rows", [1, 4, 39, 40, 41, 128])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_products_are_exact_to_float32(rows, dtype, native_bfloat16):
     rng = np.random.default_rng(rows)
@@ -27,7 +27,7 @@ def test_products_are_exact_to_float32(rows, dtype, native_bfloat16):
 
 @pytest.mark.parametrize(("platform", "widened"), [("cpu", True), ("tpu", False), ("cuda", False)])
 def test_weights_are_widened_on_processors_without_bfloat16_only(platform, widened, native_bfloat16):
-    x, weight = jnp.ones((48, 96), jnp.bfloat16), jnp.ones((40, 96), jnp.bfloat16)
+    x, weight = jnp.ones((40, 96), jnp.bfloat16), jnp.ones((24, 96), jnp.bfloat16)
     lowered = jax.jit(lambda x, weight: linear.project(x, weight)).trace(x, weight)
     text = lowered.lower(lowering_platforms=(platform,)).as_text()
-    assert ("tensor<40x96xf32>" in text) == (widened and not native_bfloat16)
+    assert ("tensor<24x96xf32>" in text) == (widened and not native_bfloat16)
