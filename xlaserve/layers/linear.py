@@ -53,7 +53,13 @@ def _product(x: Array, weight: Array) -> Array:
 
 
 def _product_in_float32(x: Array, weight: Array) -> Array:
-    return _product(x.astype(jnp.float32), weight.astype(jnp.float32))
+    """Widens the weight first. By its bits and with a zero that depends on x: a mere conversion depends on nothing, so
+    the compiler does those of all layers at once, ahead of the first, and keeps a float32 copy of the whole model."""
+    first = lax.bitcast_convert_type(x[0, 0].astype(jnp.float32), jnp.uint32)
+    zero = lax.shift_right_logical(lax.shift_right_logical(first, jnp.uint32(31)), jnp.uint32(1))
+    bits = lax.bitcast_convert_type(weight, jnp.uint16).astype(jnp.uint32)
+    widened = lax.bitcast_convert_type((bits << 16) | zero, jnp.float32)
+    return _product(x.astype(jnp.float32), widened)
 
 
 def embed(token_ids: Array, p: Embedding) -> Array:

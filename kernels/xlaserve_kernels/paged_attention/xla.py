@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from xlaserve_kernels.cpu_features import multiplies_bfloat16
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
 
 MASKED = -1e30  # not -inf: a tile with no visible key for some query must not make NaN
@@ -138,7 +139,7 @@ def _attend_tiles(tile, block, live, blocks, grouped, kv_cache, block_tables, la
     group = grouped.shape[2] // sizes.query_block
     visible = jnp.tile(visible, (1, group, 1))[:, None]  # [G, 1, g * Bq, C]
 
-    scores = jnp.einsum("gkqh,gkch->gkqc", grouped[block], keys, preferred_element_type=jnp.float32)
+    scores = _einsum("gkqh,gkch->gkqc", grouped[block], keys)
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(visible, scores, MASKED)
@@ -147,8 +148,22 @@ def _attend_tiles(tile, block, live, blocks, grouped, kv_cache, block_tables, la
     # Unwritten slots may hold anything, NaN included, and 0 * NaN is NaN.
     last = blocks.position[block] + blocks.length[block]
     values = jnp.where((key_position < last[:, None])[:, None, :, None], values, 0)
-    acc = jnp.einsum("gkqc,gkch->gkqh", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
+    acc = _einsum("gkqc,gkch->gkqh", weights.astype(values.dtype), values)
     return maximum, weights.sum(axis=-1), acc
+
+
+def _einsum(subscripts: str, a: Array, b: Array) -> Array:
+    """Accumulated in float32; bfloat16 is widened first on a CPU that cannot multiply it, a fifth faster."""
+
+    def product(a, b):
+        return jnp.einsum(subscripts, a, b, preferred_element_type=jnp.float32)
+
+    def widened(a, b):
+        return product(a.astype(jnp.float32), b.astype(jnp.float32))
+
+    if a.dtype == jnp.bfloat16 and not multiplies_bfloat16():
+        return lax.platform_dependent(a, b, cpu=widened, default=product)
+    return product(a, b)
 
 
 def _merge(carry, block, partial):
