@@ -90,11 +90,14 @@ def _compilations(url: str) -> int:
 
 
 def measure_peer() -> Iterator[dict[str, Any]]:
-    """One row per dtype and batch size, from a process of its own."""
+    """One row per dtype and batch size, as soon as it is measured, from a process of its own."""
     command = [sys.executable, "-m", "benchmarks.transformers_generate"]
-    shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    for row in map(json.loads, shown.splitlines()):
-        yield {"load": f"transformers generate, {row['dtype']}, batch of {row['concurrency']}"} | row
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for row in map(json.loads, process.stdout):
+            yield {"load": f"transformers generate, {row['dtype']}, batch of {row['concurrency']}"} | row
+    if process.returncode:
+        raise SystemExit(f"benchmarks.transformers_generate ended with exit code {process.returncode}")
 
 
 def print_table(rows: Iterable[dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ def test_buckets_hold_every_step_and_are_few(max_num_seqs, max_num_batched_token
 @pytest.mark.parametrize(
     ("limits", "tokens", "outputs"),
     [
-        ((16, 256), (4, 8, 16, 40, 72, 120, 176, 256), (4, 8, 16)),
+        ((16, 256), (4, 8, 16, 48, 96, 160, 256), (4, 8, 16)),
         ((1, 1), (4,), (4,)),
         ((7, 17), (4, 8, 17), (4, 7)),
         ((64, 2048), (4, 32, 64, 160, 320, 608, 1120, 2048), (4, 32, 64)),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 MAX_TOKEN_BUCKETS = 8
 SMALLEST = 4  # XLA's CPU matrix product has no fast path below 4 rows
 WEIGHTS_AS_TOKENS = 48  # a/b below, on a CPU; accelerators' is larger, which only makes them pad less there
-LEAST_GROWTH = 1.25  # nearer neighbours save less than their compilation costs
+LEAST_GROWTH = 1.5  # nearer neighbours save less than their compilation costs
 
 
 @dataclass(frozen=True)

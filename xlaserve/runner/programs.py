@@ -1,6 +1,7 @@
 """The closed set of programs of one deployment, compiled before the first request. Nothing compiles after."""
 
 import functools
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ from xlaserve.runner.heads.sample import make_sample, sample_packing
 from xlaserve.runner.kv_cache import make_pools
 from xlaserve.runner.packing import Packing
 from xlaserve.runner.row_state import RowState, initial_row_state, reset_packing, reset_row
+
+MAX_THREADS = 4  # that compile or load programs; more than there are cores take turns, a sixth slower
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ def compile_programs(
     bodies, samples = {}, {}
     reset = None
     jobs = list(_lowerings(shapes, params, head_weight, sharding))
-    with LOG.expect("start-up"), ThreadPoolExecutor(max_workers=4) as pool:
+    with LOG.expect("start-up"), ThreadPoolExecutor(max_workers=min(MAX_THREADS, os.cpu_count() or 1)) as pool:
         futures = {pool.submit(lambda lower=lower: lower().compile()): key for key, lower in jobs}
         for done, future in enumerate(as_completed(futures), start=1):
             kind, key = futures[future]
