@@ -157,6 +157,14 @@ def test_a_context_longer_than_the_models_is_refused_at_start(cache_dir):
         start("llama", cache_dir, model__max_model_len=1024)
 
 
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_the_interpreted_gpu_kernel_gives_the_same_text(name, cache_dir):
+    lengths = (1, 17, 40)
+    expected = tiny_models.greedy(name, lengths)
+    with start(name, cache_dir, kernels__attention_backend="pallas_gpu_interpret") as llm:
+        assert ids(llm.generate(tiny_models.prompts(lengths), greedy())) == expected
+
+
 def test_an_unknown_backend_is_refused_with_the_choices(cache_dir):
     with pytest.raises(ConfigError, match=r"kernels.attention_backend: .*choose auto, xla"):
         start("llama", cache_dir, kernels__attention_backend="triton")

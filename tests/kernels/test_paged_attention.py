@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xlaserve_kernels.backend import BACKENDS, resolve
+from xlaserve_kernels.backend import available, resolve
 from xlaserve_kernels.paged_attention import make_layout, paged_attention
 
 from tests.kernels.ragged import Case, assert_close, run
@@ -34,13 +34,13 @@ NAMED = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", available("cpu"))
 @pytest.mark.parametrize("name", NAMED)
 def test_named_cases(name, backend):
     assert_close(NAMED[name], backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", available("cpu"))
 @pytest.mark.parametrize(
     "name", ["one huge row beside short ones", "a huge prompt beside decodes", "soft cap and window"]
 )
@@ -77,7 +77,7 @@ def cases(draw):
     )
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", available("cpu"))
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(case=cases())
 def test_random_cases(backend, case):
@@ -127,5 +127,10 @@ def test_a_wrong_dtype_is_named():
 def test_backends_are_chosen_by_name():
     assert resolve("auto", "cpu") == "xla"
     assert resolve("xla", "tpu") == "xla"
+    assert resolve("pallas_gpu", "gpu") == "pallas_gpu"
+    with pytest.raises(
+        ValueError, match=r"'pallas_gpu' is not available on cpu: choose auto, xla, pallas_gpu_interpret"
+    ):
+        resolve("pallas_gpu", "cpu")
     with pytest.raises(ValueError, match=r"'cuda_magic'.*choose auto, xla"):
         resolve("cuda_magic", "cpu")

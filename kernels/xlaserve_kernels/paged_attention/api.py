@@ -1,17 +1,26 @@
 """Ragged paged attention: argument checks and dispatch to the backend named."""
 
+import functools
+
 import numpy as np
 from jax import Array
 
 from xlaserve_kernels.backend import BACKENDS
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
+from xlaserve_kernels.paged_attention.pallas_gpu import paged_attention_pallas_gpu
 from xlaserve_kernels.paged_attention.xla import paged_attention_xla
+
+_IMPLEMENTATIONS = {
+    "xla": paged_attention_xla,
+    "pallas_gpu": paged_attention_pallas_gpu,
+    "pallas_gpu_interpret": functools.partial(paged_attention_pallas_gpu, interpret=True),
+}
 
 
 def make_layout(backend: str, *, num_kv_heads: int, head_dim: int, block_size: int, dtype) -> BlockMajorLayout:
     """The layout for `backend` of a KV pool that holds keys and values of `dtype`."""
     _check_backend(backend)
-    return BlockMajorLayout(num_kv_heads, head_dim, block_size, np.dtype(dtype))
+    return BlockMajorLayout(num_kv_heads, head_dim, block_size, np.dtype(dtype), as_bits=backend == "xla")
 
 
 def paged_attention(
@@ -36,7 +45,8 @@ def paged_attention(
     """
     _check_backend(backend)
     _check_arguments(q, kv_cache, block_tables, query_start_loc, seq_lens, layout)
-    return paged_attention_xla(
+    attend = _IMPLEMENTATIONS[backend]
+    return attend(
         q, kv_cache, block_tables, query_start_loc, seq_lens,
         layout=layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
     )  # fmt: skip

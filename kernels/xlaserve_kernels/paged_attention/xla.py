@@ -15,6 +15,7 @@ from jax import Array, lax
 
 from xlaserve_kernels.cpu_features import multiplies_bfloat16
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
+from xlaserve_kernels.paged_attention.query_blocks import find_query_blocks
 
 MASKED = -1e30  # not -inf: a tile with no visible key for some query must not make NaN
 
@@ -37,18 +38,6 @@ def choose_tiles(num_tokens: int, num_rows: int, block_size: int) -> TileSizes:
     return TileSizes(query_block, chunk, tiles_per_step=min(8, max(4, num_tokens)))
 
 
-@dataclass(frozen=True)
-class _QueryBlocks:
-    """Where each query block lies; all arrays [Q]."""
-
-    token: Array  # its first token
-    length: Array  # live queries, 0..Bq
-    position: Array  # of its first query, in its row
-    row: Array
-    first_chunk: Array
-    tiles_before: Array  # [Q + 1] live tiles of all earlier query blocks
-
-
 def paged_attention_xla(
     q: Array,
     kv_cache: Array,
@@ -66,7 +55,14 @@ def paged_attention_xla(
     kv_heads = layout.num_kv_heads
     group = num_heads // kv_heads
     sizes = choose_tiles(num_tokens, seq_lens.shape[0], layout.block_size)
-    blocks = _find_query_blocks(query_start_loc, seq_lens, num_tokens, sizes, sliding_window)
+    blocks = find_query_blocks(
+        query_start_loc,
+        seq_lens,
+        num_tokens=num_tokens,
+        query_block=sizes.query_block,
+        chunk=sizes.chunk,
+        sliding_window=sliding_window,
+    )
     num_blocks = blocks.token.shape[0]
 
     # Queries by block, the g heads of a kv head beside the block's tokens: [Q + 1, K, g * Bq, H]. Row Q is a dummy.
@@ -98,27 +94,6 @@ def paged_attention_xla(
     live = jnp.arange(sizes.query_block) < blocks.length[:, None]
     place = jnp.where(live, token, num_tokens)  # queries of no row are dropped
     return jnp.zeros_like(q).at[place.reshape(-1)].set(out.reshape(-1, num_heads, head_dim), mode="drop")
-
-
-def _find_query_blocks(query_start_loc, seq_lens, num_tokens, sizes, sliding_window) -> _QueryBlocks:
-    num_rows = seq_lens.shape[0]
-    query_lens = query_start_loc[1:] - query_start_loc[:-1]
-    per_row = (query_lens + sizes.query_block - 1) // sizes.query_block
-    before = jnp.cumsum(per_row)  # [R]
-    # Each row's last block may be partly filled, hence the second term.
-    limit = num_tokens if sizes.query_block == 1 else num_tokens // sizes.query_block + min(num_rows, num_tokens)
-    index = jnp.arange(limit)
-    row = jnp.minimum(jnp.searchsorted(before, index, side="right", method="compare_all"), num_rows - 1)
-    offset = (index - (before - per_row)[row]) * sizes.query_block
-    length = jnp.clip(query_lens[row] - offset, 0, sizes.query_block)
-    length = jnp.where(index < before[-1], length, 0)
-    position = (seq_lens - query_lens)[row] + offset
-    oldest = 0 if sliding_window is None else jnp.maximum(position - sliding_window + 1, 0)
-    first_chunk = oldest // sizes.chunk + jnp.zeros_like(position)
-    end_chunk = (position + length + sizes.chunk - 1) // sizes.chunk
-    tiles = jnp.where(length > 0, end_chunk - first_chunk, 0)
-    tiles_before = jnp.concatenate([jnp.zeros(1, tiles.dtype), jnp.cumsum(tiles)])
-    return _QueryBlocks(query_start_loc[row] + offset, length, position, row, first_chunk, tiles_before)
 
 
 def _attend_tiles(tile, block, live, blocks, grouped, kv_cache, block_tables, layout, sizes, sliding_window, soft_cap):
