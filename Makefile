@@ -1,7 +1,7 @@
 # Everything here makes its own virtual environment first: nothing else needs to be typed before.
 # `make help` lists the targets. PYTHON=/path/to/python chooses the interpreter, VENV=folder where its environment goes.
 
-.PHONY: help demo serve chat test test-models lint bench clean
+.PHONY: help demo serve chat test test-models lint bench aot clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -53,8 +53,11 @@ bench: $(VENV)/.installed-bench  ## Measure the host's work per step, and the se
 	$(python) -m benchmarks.host_step
 	$(python) -m benchmarks.serving
 
+aot: .venv-aot/.installed  ## Compile the GPU kernels for cards that are not here (downloads 4 GB the first time)
+	.venv-aot/bin/python -m benchmarks.aot_gpu
+
 clean:  ## Remove the environment and everything built (downloaded models stay, in ~/.cache/xlaserve)
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-aot build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find xlaserve kernels tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
@@ -84,4 +87,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(pip) --quiet --editable ".[test]"
+	@touch $@
+
+# jax's CUDA plugin in an environment of its own: with it, jax looks for a card at every start.
+.venv-aot/.installed: pyproject.toml
+	$(MAKE) --no-print-directory VENV=.venv-aot .venv-aot/.created
+	.venv-aot/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[cuda13]"
 	@touch $@
