@@ -70,7 +70,7 @@ def cases(draw):
         num_kv_heads=kv_heads,
         block_size=block_size,
         num_tokens=num_tokens,
-        table_width=200 // block_size,
+        table_width=-(-200 // block_size),
         sliding_window=window,
         soft_cap=soft_cap,
         seed=draw(st.integers(0, 9)),
