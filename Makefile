@@ -53,7 +53,7 @@ bench: $(VENV)/.installed-bench  ## Measure the host's work per step, and the se
 	$(python) -m benchmarks.host_step
 	$(python) -m benchmarks.serving
 
-aot: .venv-aot/.installed  ## Compile the GPU kernels for cards that are not here (downloads 4 GB the first time)
+aot: .venv-aot/.installed-cuda  ## Compile the GPU kernels for cards that are not here (downloads 4 GB the first time)
 	.venv-aot/bin/python -m benchmarks.aot_gpu
 
 clean:  ## Remove the environment and everything built (downloaded models stay, in ~/.cache/xlaserve)
@@ -90,7 +90,7 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@touch $@
 
 # jax's CUDA plugin in an environment of its own: with it, jax looks for a card at every start.
-.venv-aot/.installed: pyproject.toml
+.venv-aot/.installed-cuda: pyproject.toml
 	$(MAKE) --no-print-directory VENV=.venv-aot .venv-aot/.created
 	.venv-aot/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[cuda13]"
 	@touch $@
