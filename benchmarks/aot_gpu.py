@@ -6,7 +6,6 @@ Prints a table in Markdown, a line per model, batch and card; what does not comp
 exit code 1 if there is one.
 """
 
-import functools
 import os
 import time
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 import jax
 from jax.experimental import topologies
 from jax.sharding import AbstractDevice, AbstractMesh, SingleDeviceSharding
-from xlaserve_kernels.arg_specs import ATTENTION, AttentionShape
-from xlaserve_kernels.paged_attention import make_layout, paged_attention
+from xlaserve_kernels.arg_specs import ATTENTION, BATCHES, BLOCK_SIZE, AttentionShape
 
 # A card as XLA describes it; the figures are the vendor's.
 _DESCRIPTION = """
@@ -49,8 +47,6 @@ CARDS = {
         memory=191_000_000_000, shared_per_core=233472, shared_optin=232448,
     ),
 }  # fmt: skip
-BATCHES = {"decode, 64 rows": (64, 64), "mixed, 1,024 tokens": (1024, 64)}
-BLOCK_SIZE, NUM_BLOCKS, TABLE_WIDTH = 16, 4096, 128
 
 
 def compile_attention(shape: AttentionShape, num_tokens: int, num_rows: int, card: dict) -> tuple[float, int]:
@@ -59,31 +55,7 @@ def compile_attention(shape: AttentionShape, num_tokens: int, num_rows: int, car
         platform="cuda", topology_name="card", topology="1x1x1", target_config=_DESCRIPTION.format(**card)
     )
     here = SingleDeviceSharding(topology.devices[0])
-    layout = make_layout(
-        "pallas_gpu",
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        block_size=BLOCK_SIZE,
-        dtype="bfloat16",
-    )
-    attend = functools.partial(
-        paged_attention,
-        backend="pallas_gpu",
-        layout=layout,
-        scale=shape.head_dim**-0.5,
-        sliding_window=shape.sliding_window,
-        soft_cap=shape.soft_cap,
-    )
-    arguments = [
-        jax.ShapeDtypeStruct(size, dtype, sharding=here)
-        for size, dtype in (
-            ((num_tokens, shape.num_heads, shape.head_dim), "bfloat16"),
-            (layout.shape(NUM_BLOCKS), layout.storage_dtype),
-            ((num_rows, TABLE_WIDTH), "int32"),
-            ((num_rows + 1,), "int32"),
-            ((num_rows,), "int32"),
-        )
-    ]
+    attend, arguments = shape.call(num_tokens, num_rows, "pallas_gpu", sharding=here)
     start = time.perf_counter()
     with jax.sharding.use_abstract_mesh(
         AbstractMesh((), (), abstract_device=AbstractDevice(card["kind"], None, "gpu"))

@@ -1,6 +1,14 @@
 """Named shapes of real models, shared by tests and benchmarks."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
+
+import jax
+
+from xlaserve_kernels.paged_attention import make_layout, paged_attention
+
+BLOCK_SIZE, NUM_BLOCKS, TABLE_WIDTH = 16, 4096, 128
 
 
 @dataclass(frozen=True)
@@ -10,6 +18,24 @@ class AttentionShape:
     head_dim: int
     sliding_window: int | None = None
     soft_cap: float | None = None
+
+    def call(self, num_tokens: int, num_rows: int, backend: str, **placed) -> tuple[Callable, list]:
+        """(the attention, its abstract arguments) in bfloat16; `placed` goes to each ShapeDtypeStruct."""
+        layout = make_layout(
+            backend, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, block_size=BLOCK_SIZE, dtype="bfloat16"
+        )
+        attend = functools.partial(
+            paged_attention, backend=backend, layout=layout, scale=self.head_dim**-0.5,
+            sliding_window=self.sliding_window, soft_cap=self.soft_cap,
+        )  # fmt: skip
+        shapes = (
+            ((num_tokens, self.num_heads, self.head_dim), "bfloat16"),
+            (layout.shape(NUM_BLOCKS), layout.storage_dtype),
+            ((num_rows, TABLE_WIDTH), "int32"),
+            ((num_rows + 1,), "int32"),
+            ((num_rows,), "int32"),
+        )
+        return attend, [jax.ShapeDtypeStruct(shape, dtype, **placed) for shape, dtype in shapes]
 
 
 # Per device: with tensor parallelism of 8 a device has an eighth of the heads.
@@ -27,3 +53,4 @@ ATTENTION = {
     "head size 80": AttentionShape(32, 8, 80),
     "head size 96": AttentionShape(32, 32, 96),
 }
+BATCHES = {"decode, 64 rows": (64, 64), "mixed, 1,024 tokens": (1024, 64)}  # tokens, rows

@@ -165,6 +165,11 @@ def test_the_interpreted_gpu_kernel_gives_the_same_text(name, cache_dir):
         assert ids(llm.generate(tiny_models.prompts(lengths), greedy())) == expected
 
 
+def test_a_block_size_that_the_kernel_cannot_take_is_refused_at_start(cache_dir):
+    with pytest.raises(ConfigError, match=r"cache.block_size: block_size 24: .* must be a power of two"):
+        start("llama", cache_dir, kernels__attention_backend="pallas_gpu_interpret", cache__block_size=24)
+
+
 def test_an_unknown_backend_is_refused_with_the_choices(cache_dir):
     with pytest.raises(ConfigError, match=r"kernels.attention_backend: .*choose auto, xla"):
         start("llama", cache_dir, kernels__attention_backend="triton")

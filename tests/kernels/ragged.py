@@ -34,8 +34,9 @@ def full_of_nan(layout, num_blocks: int) -> jax.Array:
     return jax.lax.bitcast_convert_type(pool, layout.storage_dtype)
 
 
-def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.ndarray]:
-    """(the backend's output, the reference's), both float32 [T, N, H]."""
+def run(case: Case, backend: str, dtype=jnp.float32, kv_dtype=None) -> tuple[np.ndarray, np.ndarray]:
+    """(the backend's output, the reference's), both float32 [T, N, H]. The pool has the queries' dtype, or kv_dtype."""
+    kv_dtype = kv_dtype or dtype
     rng = np.random.default_rng(case.seed)
     query_lens, seq_lens = (np.array(column, np.int32) for column in zip(*case.rows, strict=True))
     num_rows, width = len(case.rows), case.table_width or max(1, -(-max(seq_lens) // case.block_size))
@@ -44,7 +45,7 @@ def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.nda
     starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     num_tokens = case.num_tokens or int(starts[-1]) + case.padding
 
-    def draw(*shape):
+    def draw(*shape, dtype):
         return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
 
     layout = make_layout(
@@ -52,17 +53,17 @@ def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.nda
         num_kv_heads=case.num_kv_heads,
         head_dim=case.head_dim,
         block_size=case.block_size,
-        dtype=dtype,
+        dtype=kv_dtype,
     )
     # Every block is full of tokens, those of no context are dropped: cases of one shape compile nothing anew.
     rows, positions = np.divmod(np.arange(num_rows * width * case.block_size, dtype=np.int32), width * case.block_size)
     written = positions < seq_lens[rows]
-    keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim) for _ in range(2))
+    keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim, dtype=kv_dtype) for _ in range(2))
     slots = slot_mapping(jnp.asarray(tables), rows, jnp.asarray(positions), np.ones(len(rows), bool), case.block_size)
     slots = np.where(written, slots, num_blocks * case.block_size)
     pool = full_of_nan(layout, num_blocks)
     pool = layout.write(pool, keys, values, jnp.asarray(slots))
-    q = draw(num_tokens, case.num_heads, case.head_dim)
+    q = draw(num_tokens, case.num_heads, case.head_dim, dtype=dtype)
     options = dict(scale=case.head_dim**-0.5, sliding_window=case.sliding_window, soft_cap=case.soft_cap)
     out = _attend(
         q, pool, jnp.asarray(tables), jnp.asarray(starts), jnp.asarray(seq_lens),
@@ -77,8 +78,8 @@ def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.nda
     return np.asarray(out, np.float32), expected.astype(np.float32)
 
 
-def assert_close(case: Case, backend: str, dtype=jnp.float32) -> None:
+def assert_close(case: Case, backend: str, dtype=jnp.float32, kv_dtype=None) -> None:
     """Relative to the largest value: 1e-5 in float32, 2e-2 in bfloat16."""
-    out, expected = run(case, backend, dtype)
-    tolerance = 1e-5 if dtype == jnp.float32 else 2e-2
+    out, expected = run(case, backend, dtype, kv_dtype)
+    tolerance = 1e-5 if dtype == jnp.float32 and kv_dtype in (None, jnp.float32) else 2e-2
     np.testing.assert_allclose(out, expected, atol=tolerance * max(1.0, np.abs(expected).max()))

@@ -48,6 +48,17 @@ def test_bfloat16(name, backend):
     assert_close(NAMED[name], backend, jnp.bfloat16)
 
 
+@pytest.mark.parametrize("backend", available("cpu"))
+@pytest.mark.parametrize(("dtype", "kv_dtype"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)], ids=str)
+def test_a_pool_of_another_dtype(dtype, kv_dtype, backend):
+    assert_close(NAMED["a group of three"], backend, dtype, kv_dtype)
+
+
+def test_a_block_size_no_gpu_kernel_takes():
+    with pytest.raises(ValueError, match="block_size 24: with pallas_gpu it must be a power of two"):
+        make_layout("pallas_gpu", num_kv_heads=1, head_dim=64, block_size=24, dtype="bfloat16")
+
+
 # Compiled once each: (num_heads, num_kv_heads, block_size, sliding_window, soft_cap, tokens of the batch)
 PROGRAMS = (
     (3, 3, 4, None, None, 200),

@@ -81,6 +81,10 @@ def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh:
         dtype=dtype,
         kv_dtype=kv_dtype,
     )
+    try:
+        _ = shapes.layouts
+    except ValueError as error:
+        raise ConfigError(f"cache.block_size: {error}") from error
     return Settings(shapes, max_model_len, max_num_batched_tokens)
 
 

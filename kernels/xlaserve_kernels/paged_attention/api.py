@@ -18,8 +18,13 @@ _IMPLEMENTATIONS = {
 
 
 def make_layout(backend: str, *, num_kv_heads: int, head_dim: int, block_size: int, dtype) -> BlockMajorLayout:
-    """The layout for `backend` of a KV pool that holds keys and values of `dtype`."""
+    """The layout for `backend` of a KV pool that holds keys and values of `dtype`.
+
+    Raises ValueError for a block size that the backend cannot address.
+    """
     _check_backend(backend)
+    if backend.startswith("pallas_gpu") and block_size & (block_size - 1):
+        raise ValueError(f"block_size {block_size}: with {backend} it must be a power of two, as 16 is")
     return BlockMajorLayout(num_kv_heads, head_dim, block_size, np.dtype(dtype), as_bits=backend == "xla")
 
 

@@ -23,9 +23,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
-from xlaserve_kernels.paged_attention.query_blocks import find_query_blocks
+from xlaserve_kernels.paged_attention.query_blocks import MASKED, find_query_blocks
 
-MASKED = -1e30  # not -inf: a tile with no visible key for some query must not make NaN
 _CHUNK = 64  # keys of a tile, at least
 _ROWS = 64  # rows of a prefill tile's products, if the group fits: queries times heads
 _FEWEST_ROWS = 16  # of a Triton product
@@ -65,7 +64,7 @@ def paged_attention_pallas_gpu(
 ) -> Array:
     """See api.py for the arguments; `interpret` runs the kernels on any platform, for tests.
 
-    Returns [T, N, H] in q's dtype. Raises ValueError for a block size that is no power of two.
+    The block size is a power of two. Returns [T, N, H] in q's dtype.
     """
     num_tokens, num_heads, head_dim = q.shape
     kv_heads = layout.num_kv_heads
@@ -117,8 +116,6 @@ def paged_attention_pallas_gpu(
 
 
 def _choose_sizes(*, decodes: bool, group: int, layout: BlockMajorLayout, **rest) -> _Sizes:
-    if layout.block_size & (layout.block_size - 1):
-        raise ValueError(f"block_size {layout.block_size}: on a GPU it must be a power of two")
     query_block = 1 if decodes else max(1, _ROWS // pl.next_power_of_2(group))
     return _Sizes(
         group=group,
@@ -167,6 +164,7 @@ def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_re
                 )
                 for which in (0, 1)
             )
+            keys, values = keys.astype(q.dtype), values.astype(q.dtype)  # the pool's dtype may be another
             scores = _dot(q, keys, trans_b=True)  # [rows, C]
             if sizes.soft_cap is not None:
                 scores = sizes.soft_cap * jnp.tanh(scores / sizes.soft_cap)

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jax import Array
 
+MASKED = -1e30  # not -inf: a tile with no visible key for some query must not make NaN
+
 
 @dataclass(frozen=True)
 class QueryBlocks:

@@ -15,9 +15,7 @@ from jax import Array, lax
 
 from xlaserve_kernels.cpu_features import multiplies_bfloat16
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
-from xlaserve_kernels.paged_attention.query_blocks import find_query_blocks
-
-MASKED = -1e30  # not -inf: a tile with no visible key for some query must not make NaN
+from xlaserve_kernels.paged_attention.query_blocks import MASKED, find_query_blocks
 
 
 @dataclass(frozen=True)
