@@ -157,11 +157,12 @@ def test_a_context_longer_than_the_models_is_refused_at_start(cache_dir):
         start("llama", cache_dir, model__max_model_len=1024)
 
 
+@pytest.mark.parametrize("backend", ["pallas_gpu_interpret", "pallas_tpu_interpret"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_the_interpreted_gpu_kernel_gives_the_same_text(name, cache_dir):
+def test_the_interpreted_kernels_give_the_same_text(name, backend, cache_dir):
     lengths = (1, 17, 40)
     expected = tiny_models.greedy(name, lengths)
-    with start(name, cache_dir, kernels__attention_backend="pallas_gpu_interpret") as llm:
+    with start(name, cache_dir, kernels__attention_backend=backend) as llm:
         assert ids(llm.generate(tiny_models.prompts(lengths), greedy())) == expected
 
 

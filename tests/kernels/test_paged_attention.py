@@ -1,5 +1,7 @@
 """Paged attention against the plain reference, over ragged batches."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -10,34 +12,54 @@ from xlaserve_kernels.paged_attention import make_layout, paged_attention
 
 from tests.kernels.ragged import Case, assert_close, run
 
-B = 4  # block size of the named cases
-EDGES = (1, B - 1, B, B + 1, 2 * B, 2 * B + 1)
-NAMED = {
-    "decodes at every edge": Case(tuple((1, n) for n in EDGES)),
-    "whole prompts at every edge": Case(tuple((n, n) for n in EDGES)),
-    "chunks at every edge": Case(tuple((n, n + 7) for n in EDGES)),
-    "idle rows around live ones": Case(((0, 0), (1, 5), (0, 0), (6, 9), (0, 0))),
-    "all rows idle": Case(((0, 0), (0, 0)), padding=4),
-    "padding behind the rows": Case(((1, 5), (3, 3)), padding=12),
-    "one huge row beside short ones": Case(((1, 1000), (1, 2), (1, 1), (1, 3))),
-    "a huge prompt beside decodes": Case(((200, 300), (1, 2), (1, 17), (1, 16))),
-    "one head": Case(((3, 9), (1, 4)), num_heads=1, num_kv_heads=1),
-    "a group of three": Case(((3, 9), (1, 40)), num_heads=9, num_kv_heads=3),
-    "a group of sixteen": Case(((3, 9), (1, 40)), num_heads=16, num_kv_heads=1),
+
+def named_cases(block: int) -> dict[str, Case]:
+    """Cases for blocks of `block` tokens, where they do not say otherwise."""
+    edges = (1, block - 1, block, block + 1, 2 * block, 2 * block + 1)
+    cases = {
+        "decodes at every edge": Case(tuple((1, n) for n in edges)),
+        "whole prompts at every edge": Case(tuple((n, n) for n in edges)),
+        "chunks at every edge": Case(tuple((n, n + 7) for n in edges)),
+        "idle rows around live ones": Case(((0, 0), (1, 5), (0, 0), (6, 9), (0, 0))),
+        "all rows idle": Case(((0, 0), (0, 0)), padding=4),
+        "padding behind the rows": Case(((1, 5), (3, 3)), padding=12),
+        "one huge row beside short ones": Case(((1, 1000), (1, 2), (1, 1), (1, 3))),
+        "a huge prompt beside decodes": Case(((200, 300), (1, 2), (1, 17), (1, 16))),
+        "one head": Case(((3, 9), (1, 4)), num_heads=1, num_kv_heads=1),
+        "a group of three": Case(((3, 9), (1, 40)), num_heads=9, num_kv_heads=3),
+        "a group of sixteen": Case(((3, 9), (1, 40)), num_heads=16, num_kv_heads=1),
+        "heads of more than half a register": Case(((3, 9), (1, 40)), head_dim=80),
+        "heads of two registers": Case(((3, 9), (1, 40)), head_dim=256),
+        "window of one": Case(((5, 30), (1, 9), (1, 1)), sliding_window=1),
+        "window cutting chunks": Case(((40, 300), (1, 129), (1, 128), (1, 500)), sliding_window=130),
+        "window larger than all": Case(((5, 30), (1, 9)), sliding_window=1000),
+        "soft cap": Case(((5, 30), (1, 9)), soft_cap=2.0),
+        "soft cap and window": Case(((5, 30), (1, 9)), soft_cap=2.0, sliding_window=4),
+    }
+    return {name: replace(case, block_size=block) for name, case in cases.items()}
+
+
+BLOCKS_OF_OTHER_SIZES = {
     "blocks of one token": Case(((3, 9), (1, 40)), block_size=1),
     "blocks longer than a chunk": Case(((3, 9), (1, 400), (150, 400)), block_size=256),
-    "window of one": Case(((5, 30), (1, 9), (1, 1)), sliding_window=1),
-    "window cutting chunks": Case(((40, 300), (1, 129), (1, 128), (1, 500)), sliding_window=130),
-    "window larger than all": Case(((5, 30), (1, 9)), sliding_window=1000),
-    "soft cap": Case(((5, 30), (1, 9)), soft_cap=2.0),
-    "soft cap and window": Case(((5, 30), (1, 9)), soft_cap=2.0, sliding_window=4),
+}
+NAMED = named_cases(4) | BLOCKS_OF_OTHER_SIZES
+ON_TPU = named_cases(8) | {  # blocks of a multiple of 8 tokens, 128 at most
+    "blocks of 24 tokens": Case(((3, 9), (1, 400), (150, 400)), block_size=24),
+    "the longest blocks": Case(((3, 9), (1, 400), (150, 400)), block_size=128),
+    "more blocks than a page of the table holds": Case(((1, 1100), (20, 1030), (1, 2)), block_size=8),
 }
 
 
-@pytest.mark.parametrize("backend", available("cpu"))
-@pytest.mark.parametrize("name", NAMED)
-def test_named_cases(name, backend):
-    assert_close(NAMED[name], backend)
+def cases_of(backend: str) -> dict[str, Case]:
+    return ON_TPU if backend.startswith("pallas_tpu") else NAMED
+
+
+@pytest.mark.parametrize(
+    ("backend", "name"), [(backend, name) for backend in available("cpu") for name in cases_of(backend)]
+)
+def test_named_cases(backend, name):
+    assert_close(cases_of(backend)[name], backend)
 
 
 @pytest.mark.parametrize("backend", available("cpu"))
@@ -45,18 +67,26 @@ def test_named_cases(name, backend):
     "name", ["one huge row beside short ones", "a huge prompt beside decodes", "soft cap and window"]
 )
 def test_bfloat16(name, backend):
-    assert_close(NAMED[name], backend, jnp.bfloat16)
+    assert_close(cases_of(backend)[name], backend, jnp.bfloat16)
 
 
 @pytest.mark.parametrize("backend", available("cpu"))
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)], ids=str)
 def test_a_pool_of_another_dtype(dtype, kv_dtype, backend):
-    assert_close(NAMED["a group of three"], backend, dtype, kv_dtype)
+    assert_close(cases_of(backend)["a group of three"], backend, dtype, kv_dtype)
 
 
-def test_a_block_size_no_gpu_kernel_takes():
-    with pytest.raises(ValueError, match="block_size 24: with pallas_gpu it must be a power of two"):
-        make_layout("pallas_gpu", num_kv_heads=1, head_dim=64, block_size=24, dtype="bfloat16")
+@pytest.mark.parametrize(
+    ("backend", "block_size", "allowed"),
+    [
+        ("pallas_gpu", 24, "it must be a power of two"),
+        ("pallas_tpu", 4, "it must be a multiple of 8"),
+        ("pallas_tpu", 256, "it must be a multiple of 8, 128 at most"),
+    ],
+)
+def test_a_block_size_that_a_kernel_cannot_take(backend, block_size, allowed):
+    with pytest.raises(ValueError, match=f"block_size {block_size}: with {backend} {allowed}"):
+        make_layout(backend, num_kv_heads=1, head_dim=64, block_size=block_size, dtype="bfloat16")
 
 
 # Compiled once each: (num_heads, num_kv_heads, block_size, sliding_window, soft_cap, tokens of the batch)
@@ -71,8 +101,9 @@ PROGRAMS = (
 
 
 @st.composite
-def cases(draw):
+def cases(draw, multiple_of: int = 1):
     heads, kv_heads, block_size, window, soft_cap, num_tokens = draw(st.sampled_from(PROGRAMS))
+    block_size = -(-block_size // multiple_of) * multiple_of
     longest = num_tokens // 5
     rows = draw(st.lists(st.tuples(st.integers(0, longest), st.integers(0, 160)), min_size=5, max_size=5))
     return Case(
@@ -96,8 +127,14 @@ def test_random_cases(case):
 
 @settings(max_examples=15, deadline=None, derandomize=True)  # seconds each to compile
 @given(case=cases())
-def test_random_cases_interpreted(case):
+def test_random_cases_interpreted_for_gpus(case):
     assert_close(case, "pallas_gpu_interpret")
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(case=cases(multiple_of=8))
+def test_random_cases_interpreted_for_tpus(case):
+    assert_close(case, "pallas_tpu_interpret")
 
 
 def test_tokens_of_no_row_come_back_as_zeros():
@@ -143,9 +180,12 @@ def test_a_wrong_dtype_is_named():
 def test_backends_are_chosen_by_name():
     assert resolve("auto", "cpu") == "xla"
     assert resolve("xla", "tpu") == "xla"
+    assert resolve("auto", "gpu") == "pallas_gpu"
+    assert resolve("auto", "tpu") == "pallas_tpu"
     assert resolve("pallas_gpu", "gpu") == "pallas_gpu"
     with pytest.raises(
-        ValueError, match=r"'pallas_gpu' is not available on cpu: choose auto, xla, pallas_gpu_interpret"
+        ValueError,
+        match=r"'pallas_gpu' is not available on cpu: choose auto, xla, pallas_tpu_interpret, pallas_gpu_interpret",
     ):
         resolve("pallas_gpu", "cpu")
     with pytest.raises(ValueError, match=r"'cuda_magic'.*choose auto, xla"):

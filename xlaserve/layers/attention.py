@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import flax.struct
 from jax import Array
-from xlaserve_kernels.paged_attention import BlockMajorLayout, paged_attention
+from xlaserve_kernels.kv_write import kv_write
+from xlaserve_kernels.paged_attention import KVLayout, paged_attention
 
 from xlaserve.layers.linear import Linear, linear, linear_spec
 from xlaserve.layers.norm import RMSNorm, norm_spec
@@ -41,7 +42,7 @@ class AttentionOptions:
     head_dim: int
     scale: float
     backend: str
-    layout: BlockMajorLayout
+    layout: KVLayout
     sliding_window: int | None = None
 
 
@@ -85,7 +86,15 @@ def self_attention(
     if p.q_norm is not None and p.k_norm is not None:
         q, k = norm(q, p.q_norm), norm(k, p.k_norm)
     q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
-    kv_cache = options.layout.write(kv_cache, k, v, metadata.slot_mapping)
+    kv_cache = kv_write(
+        kv_cache,
+        k,
+        v,
+        metadata.slot_mapping,
+        metadata.query_start_loc,
+        backend=options.backend,
+        layout=options.layout,
+    )
     out = paged_attention(
         q,
         kv_cache,

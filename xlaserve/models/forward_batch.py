@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import flax.struct
 from jax import Array
-from xlaserve_kernels.paged_attention import BlockMajorLayout
+from xlaserve_kernels.paged_attention import KVLayout
 
 from xlaserve.layers.attention import AttentionMetadata, AttentionOptions
 from xlaserve.models.config import ModelConfig
@@ -29,7 +29,7 @@ class AttentionPlan:
     group: tuple[int, ...]  # per layer, its index in ForwardBatch.groups
 
 
-def attention_plan(config: ModelConfig, backend: str, layouts: tuple[BlockMajorLayout, ...]) -> AttentionPlan:
+def attention_plan(config: ModelConfig, backend: str, layouts: tuple[KVLayout, ...]) -> AttentionPlan:
     """`layouts` has one entry per layer group."""
     specs = kv_specs(config)
     groups = group_of_layer(specs)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from xlaserve_kernels.paged_attention import BlockMajorLayout
+from xlaserve_kernels.paged_attention import KVLayout
 
 from xlaserve.config import CacheSection
 from xlaserve.errors import ConfigError
@@ -65,7 +65,7 @@ def _budget(section: CacheSection, free_memory: int | None) -> tuple[int, str]:
 
 def make_pools(
     specs: tuple[KVSpec, ...],
-    layouts: tuple[BlockMajorLayout, ...],
+    layouts: tuple[KVLayout, ...],
     num_blocks: int,
     sharding: jax.sharding.Sharding,
 ) -> tuple[Array, ...]:

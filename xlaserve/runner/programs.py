@@ -11,7 +11,7 @@ import jax
 import numpy as np
 from jax import Array
 from jax.stages import Compiled
-from xlaserve_kernels.paged_attention import BlockMajorLayout, make_layout
+from xlaserve_kernels.paged_attention import KVLayout, make_layout
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.forward_batch import attention_plan
@@ -47,7 +47,7 @@ class ProgramShapes:
         return kv_specs(self.config)
 
     @functools.cached_property
-    def layouts(self) -> tuple[BlockMajorLayout, ...]:
+    def layouts(self) -> tuple[KVLayout, ...]:
         """Per layer group."""
         return tuple(
             make_layout(

@@ -1,6 +1,6 @@
 """Ragged paged attention and the KV pool's layout."""
 
-from xlaserve_kernels.paged_attention.api import make_layout, paged_attention
-from xlaserve_kernels.paged_attention.layout import NULL_BLOCK, BlockMajorLayout, slot_mapping
+from xlaserve_kernels.paged_attention.api import KVLayout, make_layout, paged_attention
+from xlaserve_kernels.paged_attention.layout import NULL_BLOCK, slot_mapping
 
-__all__ = ["NULL_BLOCK", "BlockMajorLayout", "make_layout", "paged_attention", "slot_mapping"]
+__all__ = ["NULL_BLOCK", "KVLayout", "make_layout", "paged_attention", "slot_mapping"]

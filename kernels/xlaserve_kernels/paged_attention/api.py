@@ -5,24 +5,34 @@ import functools
 import numpy as np
 from jax import Array
 
-from xlaserve_kernels.backend import BACKENDS
+from xlaserve_kernels.backend import check_backend
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
+from xlaserve_kernels.paged_attention.merged_rows import MergedRowsLayout
 from xlaserve_kernels.paged_attention.pallas_gpu import paged_attention_pallas_gpu
+from xlaserve_kernels.paged_attention.pallas_tpu import paged_attention_pallas_tpu
 from xlaserve_kernels.paged_attention.xla import paged_attention_xla
+
+KVLayout = BlockMajorLayout | MergedRowsLayout
 
 _IMPLEMENTATIONS = {
     "xla": paged_attention_xla,
+    "pallas_tpu": paged_attention_pallas_tpu,
+    "pallas_tpu_interpret": functools.partial(paged_attention_pallas_tpu, interpret=True),
     "pallas_gpu": paged_attention_pallas_gpu,
     "pallas_gpu_interpret": functools.partial(paged_attention_pallas_gpu, interpret=True),
 }
 
 
-def make_layout(backend: str, *, num_kv_heads: int, head_dim: int, block_size: int, dtype) -> BlockMajorLayout:
+def make_layout(backend: str, *, num_kv_heads: int, head_dim: int, block_size: int, dtype) -> KVLayout:
     """The layout for `backend` of a KV pool that holds keys and values of `dtype`.
 
     Raises ValueError for a block size that the backend cannot address.
     """
-    _check_backend(backend)
+    check_backend(backend)
+    if backend.startswith("pallas_tpu"):
+        if block_size % 8 or block_size > 128:
+            raise ValueError(f"block_size {block_size}: with {backend} it must be a multiple of 8, 128 at most")
+        return MergedRowsLayout(num_kv_heads, head_dim, block_size, np.dtype(dtype))
     if backend.startswith("pallas_gpu") and block_size & (block_size - 1):
         raise ValueError(f"block_size {block_size}: with {backend} it must be a power of two, as 16 is")
     return BlockMajorLayout(num_kv_heads, head_dim, block_size, np.dtype(dtype), as_bits=backend == "xla")
@@ -36,7 +46,7 @@ def paged_attention(
     seq_lens: Array,
     *,
     backend: str,
-    layout: BlockMajorLayout,
+    layout: KVLayout,
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
@@ -48,18 +58,13 @@ def paged_attention(
     `scale * q.k`, soft-capped if `soft_cap`, over keys no older than `sliding_window` tokens. Softmax in float32.
     Returns [T, N, H] in q's dtype, zeros for tokens of no row. Raises ValueError naming the argument at fault.
     """
-    _check_backend(backend)
+    check_backend(backend)
     _check_arguments(q, kv_cache, block_tables, query_start_loc, seq_lens, layout)
     attend = _IMPLEMENTATIONS[backend]
     return attend(
         q, kv_cache, block_tables, query_start_loc, seq_lens,
         layout=layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
     )  # fmt: skip
-
-
-def _check_backend(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ValueError(f"backend {backend!r}: must be one of {', '.join(BACKENDS)}")
 
 
 def _check_arguments(q, kv_cache, block_tables, query_start_loc, seq_lens, layout) -> None:

@@ -1,0 +1,292 @@
+"""Paged attention for TPUs in Pallas (Mosaic): one walk over the flat list of live tiles, its copies two tiles ahead.
+
+A tile is one query block times one chunk of keys of its row. Tiles of one query block are neighbours, so its running
+softmax stays in VMEM and nothing is reduced afterwards. Grid step b handles query block b; queries and outputs come and
+go by Pallas's own pipeline. The pages are copied by hand, across the borders of grid steps:
+
+    tile            t - 1          t              t + 1          t + 2
+    block table                                                  HBM -> SMEM
+    pages                                         HBM -> VMEM
+    products                       MXU
+
+Block tables stay in HBM, so they may have any size: a tile needs one page of 128 entries. Of the pages of a chunk only
+those with live keys are copied.
+
+Letters: T tokens, R rows, N query heads, K kv heads, g = N / K, H head_dim, L lanes, W table width, Q query blocks,
+C keys of a chunk, B blocks of a chunk.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from xlaserve_kernels.paged_attention.layout import NULL_BLOCK
+from xlaserve_kernels.paged_attention.merged_rows import LANES, MergedRowsLayout
+from xlaserve_kernels.paged_attention.query_blocks import MASKED, QueryBlocks, find_query_blocks
+
+_ROWS = 128  # of a prefill tile's products, per kv head: queries times padded group
+_FEWEST_ROWS = 16  # a tile of bfloat16; what a decode's products have
+_FETCH_BYTES = 512 * 1024  # aimed at for a chunk: two in flight hide about 1 us of latency at 800 GB/s
+_CHUNKS = (128, 1024)  # fewest and most keys
+_VMEM_LIMIT = 48 * 2**20  # bytes
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """What the kernel is specialised on. Row r of a query block's products is query r // padded_group."""
+
+    padded_group: int  # g to the next power of two
+    query_block: int  # Bq, tokens
+    rows: int  # of the products of one kv head
+    chunk_blocks: int  # B, a divisor of 128
+    layout: MergedRowsLayout
+    sliding_window: int | None
+    soft_cap: float | None
+
+    @property
+    def chunk(self) -> int:
+        return self.chunk_blocks * self.layout.block_size
+
+
+def paged_attention_pallas_tpu(
+    q: Array,
+    kv_cache: Array,
+    block_tables: Array,
+    query_start_loc: Array,
+    seq_lens: Array,
+    *,
+    layout: MergedRowsLayout,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    interpret: bool = False,
+) -> Array:
+    """See api.py for the arguments; `interpret` simulates the kernel on a CPU and raises on a race, for tests.
+
+    Returns [T, N, H] in q's dtype.
+    """
+    num_tokens, num_heads, _ = q.shape
+    group = num_heads // layout.num_kv_heads
+    padded_group = pl.next_power_of_2(group)
+    query_block = 1 if num_tokens <= seq_lens.shape[0] else max(1, _ROWS // padded_group)
+    sizes = _Sizes(
+        padded_group=padded_group,
+        query_block=query_block,
+        rows=max(_FEWEST_ROWS, query_block * padded_group),
+        chunk_blocks=chunk_blocks(layout),
+        layout=layout,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+    )
+    blocks = find_query_blocks(
+        query_start_loc,
+        seq_lens,
+        num_tokens=num_tokens,
+        query_block=query_block,
+        chunk=sizes.chunk,
+        sliding_window=sliding_window,
+    )
+    out = _call(_group_queries(q, blocks, scale, sizes), kv_cache, block_tables, blocks, sizes, interpret)
+    return _ungroup(out, blocks, q, sizes)
+
+
+def chunk_blocks(layout: MergedRowsLayout) -> int:
+    """Blocks fetched per tile: a power of two, of about half a MiB."""
+    fewest, most = (max(1, tokens // pl.next_power_of_2(layout.block_size)) for tokens in _CHUNKS)
+    return min(most, max(fewest, pl.next_power_of_2(_FETCH_BYTES // layout.block_bytes)))
+
+
+def _group_queries(q: Array, blocks: QueryBlocks, scale: float, sizes: _Sizes) -> Array:
+    """q [T, N, H], scaled, as [Q, K, rows, L]: one kv head's queries of a block below each other, padded with zeros."""
+    num_tokens, _, head_dim = q.shape
+    kv_heads, num_blocks = sizes.layout.num_kv_heads, blocks.token.shape[0]
+    q = (q.astype(jnp.float32) * scale).astype(q.dtype).reshape(num_tokens, kv_heads, -1, head_dim)
+    padding = ((0, 0), (0, 0), (0, sizes.padded_group - q.shape[2]), (0, sizes.layout.lanes - head_dim))
+    q = jnp.pad(q, padding)[:, None]  # [T, 1, K, padded group, L]
+    if sizes.query_block > 1:
+        token = jnp.minimum(blocks.token[:, None] + jnp.arange(sizes.query_block), num_tokens - 1)
+        q = q[token, 0]  # [Q, Bq, K, padded group, L]
+    q = q.swapaxes(1, 2).reshape(num_blocks, kv_heads, -1, sizes.layout.lanes)
+    return jnp.pad(q, ((0, 0), (0, 0), (0, sizes.rows - q.shape[2]), (0, 0)))
+
+
+def _ungroup(out: Array, blocks: QueryBlocks, q: Array, sizes: _Sizes) -> Array:
+    """out [Q, K, rows, L] as [T, N, H]; zeros for tokens of no row."""
+    num_tokens, num_heads, head_dim = q.shape
+    kv_heads, first = sizes.layout.num_kv_heads, sizes.layout.first_value_lane
+    out = out[:, :, : sizes.query_block * sizes.padded_group, first : first + head_dim]
+    out = out.reshape(out.shape[0], kv_heads, sizes.query_block, sizes.padded_group, head_dim)
+    out = out[:, :, :, : num_heads // kv_heads].swapaxes(1, 2)  # [Q, Bq, K, g, H]
+    if sizes.query_block > 1:
+        token = jnp.arange(num_tokens)
+        starts = jnp.where(blocks.length > 0, blocks.token, num_tokens)  # ascending
+        block = jnp.maximum(jnp.searchsorted(starts, token, side="right", method="compare_all") - 1, 0)
+        offset = token - starts[block]
+        live = (offset >= 0) & (offset < blocks.length[block])
+        out = jnp.where(live[:, None, None, None], out[block, jnp.clip(offset, 0, sizes.query_block - 1)], 0)
+    return out.reshape(q.shape)
+
+
+def _call(q: Array, kv_cache: Array, block_tables: Array, blocks: QueryBlocks, sizes: _Sizes, interpret: bool) -> Array:
+    num_blocks, kv_heads, rows, lanes = q.shape
+    num_rows, width = block_tables.shape
+    pages = pl.cdiv(width, LANES)
+    tables = jnp.pad(block_tables, ((0, 0), (0, pages * LANES - width))).reshape(num_rows, pages, 1, LANES)
+    before = jnp.concatenate([blocks.tiles_before, blocks.tiles_before[-1:]])  # [Q + 2]
+    of_block = pl.BlockSpec((1, kv_heads, rows, lanes), lambda block, *_: (block, 0, 0, 0))
+    in_place = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
+    return pl.pallas_call(
+        functools.partial(_attend, sizes=sizes),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=5,
+            grid=(num_blocks,),
+            in_specs=[in_place, of_block, in_place],
+            out_specs=of_block,
+            scratch_shapes=[
+                pltpu.SMEM((2, 1, LANES), jnp.int32),
+                pltpu.VMEM((2, sizes.chunk_blocks, *kv_cache.shape[1:]), kv_cache.dtype),
+                pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
+                pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
+                pltpu.VMEM((kv_heads, rows, lanes), jnp.float32),
+                pltpu.SemaphoreType.DMA((2,)),
+                pltpu.SemaphoreType.DMA((2,)),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
+        interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan") if interpret else False,
+        name="paged_attention",
+    )(before, blocks.row, blocks.first_chunk, blocks.position, blocks.length, tables, q, kv_cache)
+
+
+def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tables_ref, q_ref, kv_ref, out_ref,
+            table_buffer, kv_buffer, max_ref, sum_ref, acc_ref, table_sems, kv_sems, *, sizes: _Sizes):  # fmt: skip
+    """Grid step b: all tiles of query block b."""
+    block = pl.program_id(0)
+    num_tiles = before_ref[before_ref.shape[0] - 1]
+    block_size, chunk = sizes.layout.block_size, sizes.chunk
+
+    def place(tile):
+        """(query block, chunk) of one of the next tiles: at most two blocks on, as each has a tile at least."""
+        owner = block + (tile >= before_ref[block + 1]).astype(jnp.int32)
+        owner += (tile >= before_ref[block + 2]).astype(jnp.int32)
+        return owner, first_chunk_ref[owner] + tile - before_ref[owner]
+
+    def table_copy(tile):
+        owner, index = place(tile)
+        page = lax.div(index * sizes.chunk_blocks, LANES)
+        slot = lax.rem(tile, 2)
+        return pltpu.make_async_copy(tables_ref.at[row_ref[owner], page], table_buffer.at[slot], table_sems.at[slot])
+
+    def for_each_page(tile, act, source):
+        """Calls act on the copy of each page of `tile` that has live keys; source(column) is its place in the pool."""
+        owner, index = place(tile)
+        slot, first = lax.rem(tile, 2), index * sizes.chunk_blocks
+        low, end = first, position_ref[owner] + length_ref[owner]
+        if sizes.sliding_window is not None:
+            low = jnp.maximum(low, lax.div(position_ref[owner] - sizes.sliding_window + 1, block_size))
+        high = jnp.minimum(first + sizes.chunk_blocks, lax.div(end + block_size - 1, block_size))
+
+        def each(column, nothing):
+            page = kv_ref.at[source(column)]
+            act(pltpu.make_async_copy(page, kv_buffer.at[slot, column - first], kv_sems.at[slot]))
+            return nothing
+
+        lax.fori_loop(low, high, each, jnp.int32(0))
+
+    def start_pages(tile):
+        table_copy(tile).wait()
+        for_each_page(
+            tile, lambda copy: copy.start(), lambda column: table_buffer[lax.rem(tile, 2), 0, lax.rem(column, LANES)]
+        )
+
+    def wait_for_pages(tile):
+        # Only the sizes of the copies matter here; the table's buffer has the next tile's entries already.
+        for_each_page(tile, lambda copy: copy.wait(), lambda column: NULL_BLOCK)
+
+    @pl.when((block == 0) & (num_tiles > 0))
+    def _():
+        # Pages that are not copied must hold numbers: their weights are 0, and 0 * NaN is NaN.
+        kv_buffer[...] = jnp.zeros_like(kv_buffer)
+        table_copy(0).start()
+        pl.when(num_tiles > 1)(lambda: table_copy(1).start())
+        start_pages(0)
+
+    def attend_tile(tile, nothing):
+        pl.when(tile + 1 < num_tiles)(lambda: start_pages(tile + 1))
+        pl.when(tile + 2 < num_tiles)(lambda: table_copy(tile + 2).start())
+        wait_for_pages(tile)
+        slot, first_key = lax.rem(tile, 2), (first_chunk_ref[block] + tile - before_ref[block]) * chunk
+        end = position_ref[block] + length_ref[block]
+
+        @pl.when((end < first_key + chunk) & (lax.rem(end, block_size) > 0))
+        def _():
+            _clear_unwritten(kv_buffer.at[slot, lax.div(end - first_key, block_size)], lax.rem(end, block_size), sizes)
+
+        attend = functools.partial(
+            _attend_chunk, kv_buffer.at[slot], first_key, position_ref[block], q_ref, max_ref, sum_ref, acc_ref, sizes
+        )
+        if sizes.rows == _FEWEST_ROWS:
+            attend(_FEWEST_ROWS)
+        else:
+            few = length_ref[block] * sizes.padded_group <= _FEWEST_ROWS
+            pl.when(few)(lambda: attend(_FEWEST_ROWS))
+            pl.when(jnp.logical_not(few))(lambda: attend(sizes.rows))
+        return nothing
+
+    max_ref[...] = jnp.full_like(max_ref, MASKED)
+    sum_ref[...] = jnp.zeros_like(sum_ref)
+    acc_ref[...] = jnp.zeros_like(acc_ref)
+    lax.fori_loop(before_ref[block], before_ref[block + 1], attend_tile, jnp.int32(0))
+    for head in range(sizes.layout.num_kv_heads):
+        out = acc_ref[head] / jnp.maximum(sum_ref[head, :, :1], 1e-30)
+        out_ref[0, head] = out.astype(out_ref.dtype)
+
+
+def _clear_unwritten(page_ref, written, sizes: _Sizes) -> None:
+    """Zeroes the slots of a page [rows, L] from `written` on: they may hold anything, NaN included."""
+    offset = lax.rem(lax.broadcasted_iota(jnp.int32, page_ref.shape, 0), sizes.layout.block_size)
+    page = page_ref[...]
+    page_ref[...] = jnp.where(offset < written, page, jnp.zeros_like(page))
+
+
+def _attend_chunk(kv_ref, first_key, position, q_ref, max_ref, sum_ref, acc_ref, sizes: _Sizes, rows: int) -> None:
+    """Joins one chunk of keys to the running softmax of the first `rows` rows of every kv head."""
+    shape = (rows, sizes.chunk)
+    shift = sizes.padded_group.bit_length() - 1
+    query = position + (lax.broadcasted_iota(jnp.int32, shape, 0) >> shift)
+    key = first_key + lax.broadcasted_iota(jnp.int32, shape, 1)
+    visible = key <= query
+    if sizes.sliding_window is not None:
+        visible &= key > query - sizes.sliding_window
+    for head in range(sizes.layout.num_kv_heads):
+        keys, values = sizes.layout.head_pages(kv_ref, head)
+        q = q_ref[0, head, :rows]
+        scores = _dot(q, keys.astype(q.dtype), contract=1)
+        if sizes.soft_cap is not None:
+            scores = sizes.soft_cap * jnp.tanh(scores / sizes.soft_cap)
+        scores = jnp.where(visible, scores, MASKED)
+        old_max = max_ref[head, :rows]  # [rows, 128], all lanes equal
+        new_max = jnp.maximum(old_max, jnp.max(scores, axis=1, keepdims=True))
+        weights = jnp.where(visible, jnp.exp(scores - new_max[:, :1]), 0.0)
+        decay = jnp.exp(old_max - new_max)
+        max_ref[head, :rows] = new_max
+        sum_ref[head, :rows] = sum_ref[head, :rows] * decay + jnp.sum(weights, axis=1, keepdims=True)
+        values = values.astype(q.dtype)
+        acc_ref[head, :rows] = acc_ref[head, :rows] * decay[:, :1] + _dot(weights.astype(q.dtype), values, contract=0)
+
+
+def _dot(a: Array, b: Array, contract: int) -> Array:
+    """a [m, k] times b, contracted over b's axis `contract`, in float32; float32 operands are not rounded."""
+    return lax.dot_general(
+        a,
+        b,
+        (((1,), (contract,)), ((), ())),
+        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
+        preferred_element_type=jnp.float32,
+    )
