@@ -2,13 +2,18 @@
 
 import functools
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.core import Tracer
 
 from xlaserve_kernels.backend import BACKENDS
-from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
+from xlaserve_kernels.paged_attention.checks import check_tables
+from xlaserve_kernels.paged_attention.layout import BlockMajorLayout, KVPool
 from xlaserve_kernels.paged_attention.pallas_gpu import paged_attention_pallas_gpu
 from xlaserve_kernels.paged_attention.xla import paged_attention_xla
+from xlaserve_kernels.quantization import LARGEST
 
 _IMPLEMENTATIONS = {
     "xla": paged_attention_xla,
@@ -17,44 +22,77 @@ _IMPLEMENTATIONS = {
 }
 
 
+_FLOATS = ("float32", "bfloat16", "float16")
+_KV_DTYPES = (*_FLOATS, *LARGEST)
+_LARGEST_HEAD = 256
+
+
 def make_layout(backend: str, *, num_kv_heads: int, head_dim: int, block_size: int, dtype) -> BlockMajorLayout:
     """The layout for `backend` of a KV pool that holds keys and values of `dtype`.
 
-    Raises ValueError for a block size that the backend cannot address.
+    int8 and float8_e4m3fn mean a quantised pool, with a scale per token and kv head. Raises ValueError for a dtype, a
+    head_dim or a block size that the backend cannot take.
     """
     _check_backend(backend)
+    dtype = np.dtype(dtype)
+    if dtype.name not in _KV_DTYPES:
+        raise ValueError(f"dtype {dtype.name}: a KV pool holds {', '.join(_KV_DTYPES)}")
+    if not 0 < head_dim <= _LARGEST_HEAD:
+        raise ValueError(f"head_dim {head_dim}: must be in [1, {_LARGEST_HEAD}]")
+    if num_kv_heads < 1 or block_size < 1:
+        raise ValueError(f"num_kv_heads {num_kv_heads}, block_size {block_size}: must be at least 1")
     if backend.startswith("pallas_gpu") and block_size & (block_size - 1):
         raise ValueError(f"block_size {block_size}: with {backend} it must be a power of two, as 16 is")
-    return BlockMajorLayout(num_kv_heads, head_dim, block_size, np.dtype(dtype), as_bits=backend == "xla")
+    return BlockMajorLayout(num_kv_heads, head_dim, block_size, dtype, as_bits=backend == "xla")
 
 
 def paged_attention(
     q: Array,
-    kv_cache: Array,
+    kv_pool: KVPool,
     block_tables: Array,
     query_start_loc: Array,
     seq_lens: Array,
+    sinks: Array | None = None,
     *,
     backend: str,
     layout: BlockMajorLayout,
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    debug: bool = False,
 ) -> Array:
     """Causal attention of a batch that mixes prefill chunks and decodes; one call for all rows.
 
-    q [T, N, H] float; kv_cache as `layout.shape(num_blocks)`; block_tables int32 [R, W]; query_start_loc int32 [R + 1];
-    seq_lens int32 [R], each row's context with its queries included (0 and no queries for an idle row). Scores are
-    `scale * q.k`, soft-capped if `soft_cap`, over keys no older than `sliding_window` tokens. Softmax in float32.
-    Returns [T, N, H] in q's dtype, zeros for tokens of no row. Raises ValueError naming the argument at fault.
+    q [T, N, H] float; kv_pool as `layout.pool_spec(num_blocks)`; block_tables int32 [R, W]; query_start_loc int32
+    [R + 1]; seq_lens int32 [R], each row's context with its queries included (0 and no queries for an idle row). Scores
+    are `scale * q.k`, soft-capped if `soft_cap`, over keys no older than `sliding_window` tokens. sinks float32 [N]: a
+    logit per query head that joins its softmax as it is, and weighs on no value. Softmax in float32. Returns [T, N, H]
+    in q's dtype, zeros for tokens of no row. Raises ValueError naming the argument at fault; with `debug` also for
+    what the integers hold, see check_tables: under jit when the step runs, in whatever error jax makes of it.
     """
     _check_backend(backend)
-    _check_arguments(q, kv_cache, block_tables, query_start_loc, seq_lens, layout)
+    _check_arguments(q, kv_pool, block_tables, query_start_loc, seq_lens, sinks, layout)
+    if debug:
+        sizes = dict(num_blocks=kv_pool.pages.shape[0], block_size=layout.block_size, num_tokens=q.shape[0])
+        block_tables = _checked_tables(block_tables, query_start_loc, seq_lens, **sizes)
     attend = _IMPLEMENTATIONS[backend]
     return attend(
-        q, kv_cache, block_tables, query_start_loc, seq_lens,
+        q, kv_pool, block_tables, query_start_loc, seq_lens, sinks,
         layout=layout, scale=scale, sliding_window=sliding_window, soft_cap=soft_cap,
     )  # fmt: skip
+
+
+def _checked_tables(block_tables: Array, query_start_loc: Array, seq_lens: Array, **sizes: int) -> Array:
+    """The block tables, checked: at once if the values are known, else on the host before anything reads them."""
+
+    def check(tables, starts, lens):
+        check_tables(tables, starts, lens, **sizes)
+        return np.asarray(tables)
+
+    arguments = (block_tables, query_start_loc, seq_lens)
+    if any(isinstance(x, Tracer) for x in arguments):
+        return jax.pure_callback(check, jax.ShapeDtypeStruct(block_tables.shape, jnp.int32), *arguments)
+    return jnp.asarray(check(*arguments))
 
 
 def _check_backend(backend: str) -> None:
@@ -62,21 +100,42 @@ def _check_backend(backend: str) -> None:
         raise ValueError(f"backend {backend!r}: must be one of {', '.join(BACKENDS)}")
 
 
-def _check_arguments(q, kv_cache, block_tables, query_start_loc, seq_lens, layout) -> None:
+def _check_arguments(q, kv_pool, block_tables, query_start_loc, seq_lens, sinks, layout) -> None:
     _expect("q", q, q.ndim == 3 and q.shape[2] == layout.head_dim, f"[T, N, {layout.head_dim}]")
     heads_ok = q.shape[1] % layout.num_kv_heads == 0
     _expect("q", q, heads_ok, f"a multiple of {layout.num_kv_heads} kv heads on axis 1")
-    pool_shape = layout.shape(kv_cache.shape[0])
-    _expect("kv_cache", kv_cache, kv_cache.shape == pool_shape, f"[num_blocks, {', '.join(map(str, pool_shape[1:]))}]")
+    _expect_dtype("q", q, *_FLOATS)
+    _check_pool(kv_pool, layout)
     _expect("block_tables", block_tables, block_tables.ndim == 2, "[R, W]")
     num_rows = block_tables.shape[0]
     _expect("query_start_loc", query_start_loc, query_start_loc.shape == (num_rows + 1,), f"[{num_rows + 1}]")
     _expect("seq_lens", seq_lens, seq_lens.shape == (num_rows,), f"[{num_rows}]")
     for name, array in (("block_tables", block_tables), ("query_start_loc", query_start_loc), ("seq_lens", seq_lens)):
-        if array.dtype != "int32":
-            raise ValueError(f"{name} has dtype {array.dtype}: must be int32")
+        _expect_dtype(name, array, "int32")
+    if sinks is not None:
+        _expect("sinks", sinks, sinks.shape == (q.shape[1],), f"[{q.shape[1]}], one for each query head")
+        _expect_dtype("sinks", sinks, "float32")
+
+
+def _check_pool(kv_pool, layout) -> None:
+    if not isinstance(kv_pool, KVPool):
+        raise ValueError(f"kv_pool is a {type(kv_pool).__name__}: must be a KVPool")
+    spec = layout.pool_spec(kv_pool.pages.shape[0])
+    for name, array, wanted in zip(KVPool._fields, kv_pool, spec, strict=True):
+        if (array is None) != (wanted is None):
+            state = "missing" if array is None else "given"
+            raise ValueError(f"kv_pool.{name} are {state}: a pool of {layout.dtype} has {'them' if wanted else 'none'}")
+        if array is not None:
+            allowed = f"[num_blocks, {', '.join(map(str, wanted.shape[1:]))}]"
+            _expect(f"kv_pool.{name}", array, array.shape == wanted.shape, allowed)
+            _expect_dtype(f"kv_pool.{name}", array, wanted.dtype.name)
 
 
 def _expect(name: str, array: Array, ok: bool, allowed: str) -> None:
     if not ok:
         raise ValueError(f"{name} has shape {list(array.shape)}: must be {allowed}")
+
+
+def _expect_dtype(name: str, array: Array, *allowed: str) -> None:
+    if array.dtype.name not in allowed:
+        raise ValueError(f"{name} has dtype {array.dtype.name}: must be {' or '.join(allowed)}")
