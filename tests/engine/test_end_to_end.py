@@ -144,10 +144,10 @@ def test_a_step_that_fails_loses_no_request(kind, llama, monkeypatch):
 
 def test_pools_are_donated_and_rebound(llama):
     runner = runner_of(llama)
-    old_pools = runner._kv_caches
+    old_pools = jax.tree.leaves(runner._kv_caches)
     llama.generate([[1, 2, 3]], greedy(2))
     assert all(pool.is_deleted() for pool in old_pools)
-    assert not any(pool.is_deleted() for pool in runner._kv_caches)
+    assert not any(pool.is_deleted() for pool in jax.tree.leaves(runner._kv_caches))
     with pytest.raises(RuntimeError, match=r"deleted|donated"):
         jax.block_until_ready(old_pools[0] + 1)
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from xlaserve_kernels.paged_attention import make_layout, paged_attention, slot_mapping
+from xlaserve_kernels.paged_attention import KVPool, make_layout, paged_attention, slot_mapping
+from xlaserve_kernels.paged_attention.merged_rows import LANES, MergedRowsLayout
 from xlaserve_kernels.paged_attention.reference import paged_attention_reference
+from xlaserve_kernels.quantization import LARGEST, quantize
 
 _attend = jax.jit(paged_attention, static_argnames=("backend", "layout", "scale", "sliding_window", "soft_cap"))
 
@@ -25,18 +27,47 @@ class Case:
     table_width: int | None = None  # None: as wide as the longest row needs
     sliding_window: int | None = None
     soft_cap: float | None = None
+    sinks: bool = False
+    kv_dtype: str | None = None  # None: the queries'
     seed: int = 0
 
 
-def full_of_nan(layout, num_blocks: int) -> jax.Array:
-    """A pool whose every slot is NaN."""
-    pool = jnp.full(layout.shape(num_blocks), jnp.nan, layout.dtype)
-    return jax.lax.bitcast_convert_type(pool, layout.storage_dtype)
+def full_of_nan(layout, num_blocks: int) -> KVPool:
+    """A pool whose every slot is NaN: in int8 by its scale."""
+    pages, scales = layout.pool_spec(num_blocks)
+    slot = -128 if layout.dtype == jnp.int8 else jnp.nan
+    filled = jax.lax.bitcast_convert_type(jnp.full(pages.shape, slot, layout.dtype), pages.dtype)
+    return KVPool(filled, None if scales is None else jnp.full(scales.shape, jnp.nan, scales.dtype))
 
 
-def run(case: Case, backend: str, dtype=jnp.float32, kv_dtype=None) -> tuple[np.ndarray, np.ndarray]:
-    """(the backend's output, the reference's), both float32 [T, N, H]. The pool has the queries' dtype, or kv_dtype."""
-    kv_dtype = kv_dtype or dtype
+def filled(layout, num_blocks: int, keys: jax.Array, values: jax.Array, slots: np.ndarray) -> KVPool:
+    """A pool with `keys`, `values` [T, K, H] at `slots` [T], those beyond the pool dropped, and NaN elsewhere."""
+    pool = full_of_nan(layout, num_blocks)
+    if not isinstance(layout, MergedRowsLayout):
+        return layout.write(pool, keys, values, jnp.asarray(slots))
+    block, offset = slots // layout.block_size, slots % layout.block_size
+    pages, scales = layout.merge(keys, values)
+    rows = np.arange(pages.shape[1]) * layout.block_size + offset[:, None]
+    pages = pool.pages.at[block[:, None], rows].set(pages, mode="drop")
+    if scales is not None:
+        owner = np.arange(LANES) % layout.block_size == offset[:, None]  # [T, 128]
+        everywhere = np.broadcast_to(block[:, None, None], scales.shape)
+        places = np.where(owner[:, None], everywhere, num_blocks), *np.indices(scales.shape)[1:]
+        scales = pool.scales.at[places].set(scales, mode="drop")
+    return KVPool(pages, scales)
+
+
+def as_stored(x: jax.Array, dtype) -> np.ndarray:
+    """Keys or values [..., H] as the pool gives them back, float64."""
+    if np.dtype(dtype).name not in LARGEST:
+        return np.asarray(x.astype(dtype), np.float64)
+    values, scales = (np.asarray(part, np.float64) for part in quantize(x, dtype))
+    return values * scales[..., None]
+
+
+def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.ndarray]:
+    """(the backend's output for queries, keys and values of `dtype`, the reference's), both float32 [T, N, H]."""
+    kv_dtype = case.kv_dtype or dtype
     rng = np.random.default_rng(case.seed)
     query_lens, seq_lens = (np.array(column, np.int32) for column in zip(*case.rows, strict=True))
     num_rows, width = len(case.rows), case.table_width or max(1, -(-max(seq_lens) // case.block_size))
@@ -45,7 +76,7 @@ def run(case: Case, backend: str, dtype=jnp.float32, kv_dtype=None) -> tuple[np.
     starts = np.concatenate([[0], np.cumsum(query_lens)]).astype(np.int32)
     num_tokens = case.num_tokens or int(starts[-1]) + case.padding
 
-    def draw(*shape, dtype):
+    def draw(*shape, dtype=dtype):
         return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
 
     layout = make_layout(
@@ -58,28 +89,28 @@ def run(case: Case, backend: str, dtype=jnp.float32, kv_dtype=None) -> tuple[np.
     # Every block is full of tokens, those of no context are dropped: cases of one shape compile nothing anew.
     rows, positions = np.divmod(np.arange(num_rows * width * case.block_size, dtype=np.int32), width * case.block_size)
     written = positions < seq_lens[rows]
-    keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim, dtype=kv_dtype) for _ in range(2))
+    keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim) for _ in range(2))
     slots = slot_mapping(jnp.asarray(tables), rows, jnp.asarray(positions), np.ones(len(rows), bool), case.block_size)
     slots = np.where(written, slots, num_blocks * case.block_size)
-    pool = full_of_nan(layout, num_blocks)
-    pool = layout.write(pool, keys, values, jnp.asarray(slots))
-    q = draw(num_tokens, case.num_heads, case.head_dim, dtype=dtype)
+    pool = filled(layout, num_blocks, keys, values, slots)
+    q = draw(num_tokens, case.num_heads, case.head_dim)
+    sinks = 3 * draw(case.num_heads, dtype=jnp.float32) if case.sinks else None
     options = dict(scale=case.head_dim**-0.5, sliding_window=case.sliding_window, soft_cap=case.soft_cap)
     out = _attend(
-        q, pool, jnp.asarray(tables), jnp.asarray(starts), jnp.asarray(seq_lens),
+        q, pool, jnp.asarray(tables), jnp.asarray(starts), jnp.asarray(seq_lens), sinks,
         backend=backend, layout=layout, **options,
     )  # fmt: skip
 
-    flat = np.full((2, num_blocks * case.block_size, case.num_kv_heads, case.head_dim), np.nan, np.float32)
+    flat = np.full((2, num_blocks * case.block_size, case.num_kv_heads, case.head_dim), np.nan)
     for index, array in enumerate((keys, values)):
-        flat[index, slots[written]] = np.asarray(array, np.float32)[written]
+        flat[index, slots[written]] = as_stored(array, kv_dtype)[written]
     paged = flat.reshape(2, num_blocks, case.block_size, case.num_kv_heads, case.head_dim)
-    expected = paged_attention_reference(np.asarray(q, np.float32), *paged, tables, starts, seq_lens, **options)
+    expected = paged_attention_reference(np.asarray(q, np.float32), *paged, tables, starts, seq_lens, sinks, **options)
     return np.asarray(out, np.float32), expected.astype(np.float32)
 
 
-def assert_close(case: Case, backend: str, dtype=jnp.float32, kv_dtype=None) -> None:
+def assert_close(case: Case, backend: str, dtype=jnp.float32) -> None:
     """Relative to the largest value: 1e-5 in float32, 2e-2 in bfloat16."""
-    out, expected = run(case, backend, dtype, kv_dtype)
-    tolerance = 1e-5 if dtype == jnp.float32 and kv_dtype in (None, jnp.float32) else 2e-2
+    out, expected = run(case, backend, dtype)
+    tolerance = 1e-5 if dtype == jnp.float32 and case.kv_dtype != "bfloat16" else 2e-2
     np.testing.assert_allclose(out, expected, atol=tolerance * max(1.0, np.abs(expected).max()))

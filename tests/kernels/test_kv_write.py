@@ -6,7 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from xlaserve_kernels.kv_write import kv_write
-from xlaserve_kernels.paged_attention import NULL_BLOCK, make_layout
+from xlaserve_kernels.paged_attention import NULL_BLOCK, KVPool, make_layout
+from xlaserve_kernels.quantization import quantize
+
+from tests.kernels.ragged import full_of_nan
 
 B = 8
 
@@ -17,6 +20,7 @@ class Case:
 
     rows: tuple[tuple[int, int], ...]
     padding: int = 0
+    kv_dtype: str = "float32"
     num_kv_heads: int = 2
     head_dim: int = 8
     block_size: int = B
@@ -32,6 +36,9 @@ CASES = {
     "three heads side by side": Case(((5, 9), (1, 2)), num_kv_heads=3, head_dim=64, block_size=16),
     "keys above values": Case(((5, 9), (1, 2)), head_dim=80),
     "two registers": Case(((5, 9), (1, 2)), num_kv_heads=1, head_dim=256),
+    "bfloat16": Case(((5, 9), (1, 2)), kv_dtype="bfloat16", head_dim=128),
+    "int8": Case(((5, 9), (1, 2)), kv_dtype="int8", num_kv_heads=3, head_dim=64, block_size=16),
+    "fp8 of sixteen heads": Case(((5, 9), (0, 0), (1, 2)), kv_dtype="float8_e4m3fn", num_kv_heads=16, head_dim=80),
 }
 
 
@@ -53,52 +60,71 @@ def arrays(case: Case, num_blocks: int) -> tuple[np.ndarray, ...]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_pages(name):
+    """What is written equals keys and values, quantised where they are, and nothing else changes."""
     case, num_blocks = CASES[name], 100
     layout = make_layout(
         "pallas_tpu_interpret",
         num_kv_heads=case.num_kv_heads,
         head_dim=case.head_dim,
         block_size=case.block_size,
-        dtype="float32",
+        dtype=case.kv_dtype,
     )
     keys, values, slots, starts = arrays(case, num_blocks)
-    pool = np.full(layout.shape(num_blocks), np.nan, np.float32)  # what is not written keeps its place
+    old = full_of_nan(layout, num_blocks)
     written = kv_write(
-        *map(jnp.asarray, (pool, keys, values, slots, starts)), backend="pallas_tpu_interpret", layout=layout
+        old, *map(jnp.asarray, (keys, values, slots, starts)), backend="pallas_tpu_interpret", layout=layout
     )
 
-    expected = pool.copy()
     parts = 1 if 2 * case.head_dim <= 128 else 2
-    pages = expected.reshape(num_blocks, case.num_kv_heads, parts, case.block_size, -1)
+    pages, scales = (None if part is None else np.array(part) for part in old)
+    heads = pages.reshape(num_blocks, case.num_kv_heads, parts, case.block_size, -1)
     for token, slot in enumerate(slots):
-        page = pages[slot // case.block_size, :, :, slot % case.block_size]  # [K, parts, L]
-        page[...] = 0
-        if parts == 1:
-            page[:, 0, : case.head_dim], page[:, 0, case.head_dim : 2 * case.head_dim] = keys[token], values[token]
-        else:
-            page[:, 0, : case.head_dim], page[:, 1, : case.head_dim] = keys[token], values[token]
-    np.testing.assert_array_equal(np.asarray(written)[NULL_BLOCK + 1 :], expected[NULL_BLOCK + 1 :])
+        block, offset = divmod(slot, case.block_size)
+        for index, vectors in enumerate((keys[token], values[token])):
+            if scales is not None:
+                vectors, steps = (np.asarray(part) for part in quantize(jnp.asarray(vectors), case.kv_dtype))
+                flat = scales[block].reshape(-1)[: 2 * case.num_kv_heads * case.block_size]
+                flat.reshape(case.num_kv_heads, 2, case.block_size)[:, index, offset] = steps
+            place = heads[block, :, 0 if parts == 1 else index, offset]  # [K, L]
+            place[:, index * case.head_dim if parts == 1 else 0 :] = 0
+            start = index * case.head_dim if parts == 1 else 0
+            place[:, start : start + case.head_dim] = vectors
+    np.testing.assert_array_equal(_live(written.pages), _live(pages))
+    if scales is not None:
+        used = 2 * case.num_kv_heads * case.block_size
+        np.testing.assert_array_equal(_live(written.scales)[:, :used], _live(scales)[:, :used])
 
 
-GOOD = dict(pool=(3, 16, 128), keys=(4, 2, 8), values=(4, 2, 8), slot_mapping=(4,), query_start_loc=(3,))
+def _live(array) -> np.ndarray:
+    """All blocks but the null block, one below the other, as integers: NaN equals itself."""
+    blocks = np.asarray(array)[NULL_BLOCK + 1 :]
+    return blocks.reshape(len(blocks), -1).view(f"u{blocks.dtype.itemsize}")
+
+
+GOOD = dict(keys=(4, 2, 8), values=(4, 2, 8), slot_mapping=(4,), query_start_loc=(3,))
+LAYOUT = make_layout("pallas_tpu", num_kv_heads=2, head_dim=8, block_size=8, dtype="float32")
+
+
+def write(pool=(3, 16, 128), integers="int32", **changed) -> None:
+    inputs = {
+        key: jnp.zeros(shape, integers if len(shape) == 1 else "float32") for key, shape in (GOOD | changed).items()
+    }
+    kv_write(KVPool(jnp.zeros(pool), None), **inputs, backend="pallas_tpu", layout=LAYOUT)
 
 
 @pytest.mark.parametrize(
-    ("name", "shape"),
-    [("pool", (3, 8, 128)), ("keys", (4, 1, 8)), ("values", (5, 2, 8)), ("values", (4, 2, 16)), ("keys", (4, 16))],
+    ("name", "shape"), [("keys", (4, 1, 8)), ("values", (5, 2, 8)), ("values", (4, 2, 16)), ("keys", (4, 16, 1))]
 )
 def test_a_wrong_shape_is_named(name, shape):
-    layout = make_layout("pallas_tpu", num_kv_heads=2, head_dim=8, block_size=8, dtype="float32")
-    inputs = {
-        key: jnp.zeros(value, jnp.int32 if key in ("slot_mapping", "query_start_loc") else jnp.float32)
-        for key, value in (GOOD | {name: shape}).items()
-    }
     with pytest.raises(ValueError, match=rf"{name} has shape .*must be"):
-        kv_write(**inputs, backend="pallas_tpu", layout=layout)
+        write(**{name: shape})
+
+
+def test_a_wrong_pool_is_named():
+    with pytest.raises(ValueError, match=r"pool.pages has shape \[3, 8, 128\]: must be \[num_blocks, 16, 128\]"):
+        write(pool=(3, 8, 128))
 
 
 def test_a_wrong_dtype_is_named():
-    layout = make_layout("pallas_tpu", num_kv_heads=2, head_dim=8, block_size=8, dtype="float32")
-    inputs = {key: jnp.zeros(value) for key, value in GOOD.items()}
     with pytest.raises(ValueError, match="slot_mapping is float32"):
-        kv_write(**inputs, backend="pallas_tpu", layout=layout)
+        write(integers="float32")

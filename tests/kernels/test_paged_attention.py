@@ -1,14 +1,15 @@
 """Paged attention against the plain reference, over ragged batches."""
 
-from dataclasses import replace
+import dataclasses
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from xlaserve_kernels.backend import available, resolve
-from xlaserve_kernels.paged_attention import make_layout, paged_attention
+from xlaserve_kernels.paged_attention import make_layout
 
 from tests.kernels.ragged import Case, assert_close, run
 
@@ -35,8 +36,18 @@ def named_cases(block: int) -> dict[str, Case]:
         "window larger than all": Case(((5, 30), (1, 9)), sliding_window=1000),
         "soft cap": Case(((5, 30), (1, 9)), soft_cap=2.0),
         "soft cap and window": Case(((5, 30), (1, 9)), soft_cap=2.0, sliding_window=4),
+        "sinks": Case(((5, 30), (1, 9), (1, 1), (0, 0)), num_heads=9, num_kv_heads=3, padding=3, sinks=True),
+        "sinks, soft cap and window": Case(((5, 30), (1, 9)), soft_cap=2.0, sliding_window=4, sinks=True),
     }
-    return {name: replace(case, block_size=block) for name, case in cases.items()}
+    quantized = {
+        "edges": Case(tuple((n, n + 7) for n in edges)),
+        "window, soft cap and sinks": Case(((5, 30), (1, 9)), soft_cap=2.0, sliding_window=4, sinks=True),
+        "one huge row": Case(((1, 1000), (1, 2), (3, 3)), num_heads=9, num_kv_heads=3),
+        "more heads than a register has scales": Case(((5, 30), (1, 9)), num_heads=16, num_kv_heads=16, head_dim=80),
+    }
+    for dtype in ("int8", "float8_e4m3fn"):
+        cases |= {f"{dtype}, {name}": dataclasses.replace(case, kv_dtype=dtype) for name, case in quantized.items()}
+    return {name: dataclasses.replace(case, block_size=block) for name, case in cases.items()}
 
 
 BLOCKS_OF_OTHER_SIZES = {
@@ -64,45 +75,56 @@ def test_named_cases(backend, name):
 
 @pytest.mark.parametrize("backend", available("cpu"))
 @pytest.mark.parametrize(
-    "name", ["one huge row beside short ones", "a huge prompt beside decodes", "soft cap and window"]
+    "name",
+    [
+        *("one huge row beside short ones", "a huge prompt beside decodes", "soft cap and window"),
+        *("int8, one huge row", "float8_e4m3fn, window, soft cap and sinks"),
+    ],
 )
 def test_bfloat16(name, backend):
     assert_close(cases_of(backend)[name], backend, jnp.bfloat16)
 
 
 @pytest.mark.parametrize("backend", available("cpu"))
-@pytest.mark.parametrize(("dtype", "kv_dtype"), [(jnp.float32, jnp.bfloat16), (jnp.bfloat16, jnp.float32)], ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [(jnp.float32, "bfloat16"), (jnp.bfloat16, "float32"), (jnp.float16, "int8"), (jnp.float16, "float8_e4m3fn")],
+)
 def test_a_pool_of_another_dtype(dtype, kv_dtype, backend):
-    assert_close(cases_of(backend)["a group of three"], backend, dtype, kv_dtype)
+    case = dataclasses.replace(cases_of(backend)["a group of three"], kv_dtype=kv_dtype)
+    assert_close(case, backend, dtype)
 
 
 @pytest.mark.parametrize(
     ("backend", "block_size", "allowed"),
     [
-        ("pallas_gpu", 24, "it must be a power of two"),
-        ("pallas_tpu", 4, "it must be a multiple of 8"),
-        ("pallas_tpu", 256, "it must be a multiple of 8, 128 at most"),
+        ("pallas_gpu", 24, "with pallas_gpu it must be a power of two"),
+        ("pallas_tpu", 4, "on TPUs it must be a multiple of 8"),
+        ("pallas_tpu", 256, "on TPUs it must be a multiple of 8, 128 at most"),
     ],
 )
 def test_a_block_size_that_a_kernel_cannot_take(backend, block_size, allowed):
-    with pytest.raises(ValueError, match=f"block_size {block_size}: with {backend} {allowed}"):
+    with pytest.raises(ValueError, match=f"block_size {block_size}: {allowed}"):
         make_layout(backend, num_kv_heads=1, head_dim=64, block_size=block_size, dtype="bfloat16")
 
 
-# Compiled once each: (num_heads, num_kv_heads, block_size, sliding_window, soft_cap, tokens of the batch)
+# Compiled once each: (num_heads, num_kv_heads, block_size, sliding_window, soft_cap, tokens, sinks, kv_dtype)
 PROGRAMS = (
-    (3, 3, 4, None, None, 200),
-    (9, 3, 16, None, 5.0, 200),
-    (4, 1, 8, 8, None, 200),
-    (8, 2, 4, 100, 5.0, 200),
-    (6, 2, 16, None, None, 5),
-    (4, 2, 16, 1, None, 5),
+    (3, 3, 4, None, None, 200, False, None),
+    (9, 3, 16, None, 5.0, 200, False, None),
+    (4, 1, 8, 8, None, 200, False, None),
+    (8, 2, 4, 100, 5.0, 200, False, None),
+    (6, 2, 16, None, None, 5, False, None),
+    (4, 2, 16, 1, None, 5, False, None),
+    (9, 3, 16, 20, 5.0, 200, True, "int8"),
+    (6, 2, 8, None, None, 200, False, "float8_e4m3fn"),
+    (6, 2, 16, None, None, 5, True, "int8"),
 )
 
 
 @st.composite
 def cases(draw, multiple_of: int = 1):
-    heads, kv_heads, block_size, window, soft_cap, num_tokens = draw(st.sampled_from(PROGRAMS))
+    heads, kv_heads, block_size, window, soft_cap, num_tokens, sinks, kv_dtype = draw(st.sampled_from(PROGRAMS))
     block_size = -(-block_size // multiple_of) * multiple_of
     longest = num_tokens // 5
     rows = draw(st.lists(st.tuples(st.integers(0, longest), st.integers(0, 160)), min_size=5, max_size=5))
@@ -115,6 +137,8 @@ def cases(draw, multiple_of: int = 1):
         table_width=-(-200 // block_size),
         sliding_window=window,
         soft_cap=soft_cap,
+        sinks=sinks,
+        kv_dtype=kv_dtype,
         seed=draw(st.integers(0, 9)),
     )
 
@@ -142,39 +166,13 @@ def test_tokens_of_no_row_come_back_as_zeros():
     np.testing.assert_array_equal(out[4:], 0)
 
 
-def test_writes_beyond_the_pool_are_dropped():
-    layout = make_layout("xla", num_kv_heads=1, head_dim=2, block_size=4, dtype="float32")
-    pool = jnp.zeros(layout.shape(3))
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_writes_beyond_the_pool_are_dropped(dtype):
+    layout = make_layout("xla", num_kv_heads=1, head_dim=2, block_size=4, dtype=dtype)
+    pool = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), layout.pool_spec(3))
     ones = jnp.ones((2, 1, 2))
     written = layout.write(pool, ones, ones, jnp.array([3 * 4, 2**30], jnp.int32))
-    np.testing.assert_array_equal(written, pool)
-
-
-GOOD = dict(q=(4, 4, 8), kv_cache=(3, 2, 2, 16, 8), block_tables=(2, 2), query_start_loc=(3,), seq_lens=(2,))
-
-
-@pytest.mark.parametrize(
-    ("name", "shape"),
-    [
-        ("q", (4, 4)), ("q", (4, 4, 16)), ("q", (4, 3, 8)), ("kv_cache", (3, 2, 1, 16, 8)), ("block_tables", (2,)),
-        ("query_start_loc", (2,)), ("seq_lens", (3,)),
-    ],
-)  # fmt: skip
-def test_a_wrong_shape_is_named(name, shape):
-    layout = make_layout("xla", num_kv_heads=2, head_dim=8, block_size=16, dtype="float32")
-    arrays = {
-        key: jnp.zeros(value, jnp.float32 if key in ("q", "kv_cache") else jnp.int32)
-        for key, value in (GOOD | {name: shape}).items()
-    }
-    with pytest.raises(ValueError, match=rf"{name} has shape .*must be"):
-        paged_attention(**arrays, backend="xla", layout=layout, scale=1.0)
-
-
-def test_a_wrong_dtype_is_named():
-    layout = make_layout("xla", num_kv_heads=2, head_dim=8, block_size=16, dtype="float32")
-    arrays = {key: jnp.zeros(value) for key, value in GOOD.items()}
-    with pytest.raises(ValueError, match="block_tables has dtype float32: must be int32"):
-        paged_attention(**arrays, backend="xla", layout=layout, scale=1.0)
+    jax.tree.map(np.testing.assert_array_equal, written, pool)
 
 
 def test_backends_are_chosen_by_name():

@@ -43,7 +43,7 @@ def runner(request) -> ModelRunner:
 
 def poison(runner: ModelRunner) -> None:
     """Every slot holds NaN until it is written."""
-    runner._kv_caches = tuple(jnp.full_like(pool, jnp.nan) for pool in runner._kv_caches)
+    runner._kv_caches = jax.tree.map(lambda pool: jnp.full_like(pool, jnp.nan), runner._kv_caches)
 
 
 def reset(runner: ModelRunner, row: int) -> None:
@@ -121,7 +121,7 @@ def test_the_null_block_takes_padding_and_nobody_reads_it(runner):
     results = []
     for bad in (0.0, jnp.nan):
         reset(runner, 0)
-        runner._kv_caches = tuple(pool.at[0].set(bad) for pool in runner._kv_caches)
+        runner._kv_caches = jax.tree.map(lambda pool, bad=bad: pool.at[0].set(bad), runner._kv_caches)
         results.append([step(runner, piece, sampled=(0,)).tokens[0] for piece in chunks_of(0, PROMPT[:20], 1)])
     assert results[0] == results[1]
 
@@ -148,5 +148,5 @@ def test_rebuild_gives_an_empty_state(runner):
     reset(runner, 0)
     step(runner, *chunks_of(0, PROMPT, 48), sampled=(0,))
     runner.rebuild()
-    assert all(float(abs(pool).max()) == 0 for pool in runner._kv_caches)
+    assert all(float(abs(pool).max()) == 0 for pool in jax.tree.leaves(runner._kv_caches))
     assert all(int(table.max()) == 0 for table in runner._state.block_tables)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import flax.struct
 from jax import Array
 from xlaserve_kernels.kv_write import kv_write
-from xlaserve_kernels.paged_attention import KVLayout, paged_attention
+from xlaserve_kernels.paged_attention import KVLayout, KVPool, paged_attention
 
 from xlaserve.layers.linear import Linear, linear, linear_spec
 from xlaserve.layers.norm import RMSNorm, norm_spec
@@ -72,12 +72,12 @@ def attention_spec(
 def self_attention(
     x: Array,
     p: Attention,
-    kv_cache: Array,
+    kv_cache: KVPool,
     rotary: tuple[Array, Array],
     metadata: AttentionMetadata,
     options: AttentionOptions,
     norm: Callable[[Array, RMSNorm], Array],
-) -> tuple[Array, Array]:
+) -> tuple[Array, KVPool]:
     """x [T, D] -> [T, D] and the KV pool with this step's tokens written. `norm` applies q_norm and k_norm per head."""
     heads = (x.shape[0], -1, options.head_dim)
     q = linear(x, p.q_proj).reshape(heads)  # [T, N, H]

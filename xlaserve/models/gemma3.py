@@ -6,6 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 from jax import Array
+from xlaserve_kernels.paged_attention import KVPool
 
 from xlaserve.layers.attention import Attention, AttentionMetadata, AttentionOptions, attention_spec, self_attention
 from xlaserve.layers.linear import Embedding, Linear, embed, embedding_spec, linear_spec
@@ -70,9 +71,9 @@ def forward(
     params: Gemma3ForCausalLM,
     config: ModelConfig,
     plan: AttentionPlan,
-    kv_caches: tuple[Array, ...],
+    kv_caches: tuple[KVPool, ...],
     batch: ForwardBatch,
-) -> tuple[Array, tuple[Array, ...]]:
+) -> tuple[Array, tuple[KVPool, ...]]:
     """Returns the normed hidden states of batch.output_tokens, [S, D], and the KV pools (one per layer) written."""
     rotary = {
         "full": rotary_table(batch.positions, config.rope, config.head_dim),
@@ -92,13 +93,13 @@ def forward(
 def decoder_layer(
     x: Array,
     p: DecoderLayer,
-    kv_cache: Array,
+    kv_cache: KVPool,
     rotary: tuple[Array, Array],
     metadata: AttentionMetadata,
     *,
     config: ModelConfig,
     options: AttentionOptions,
-) -> tuple[Array, Array]:
+) -> tuple[Array, KVPool]:
     """x [T, D] -> [T, D], and the layer's KV pool written."""
     norm = partial(rms_norm_unit_offset, eps=config.rms_norm_eps)
     attended, kv_cache = self_attention(

@@ -5,6 +5,7 @@ from functools import partial
 import flax.struct
 import jax
 from jax import Array
+from xlaserve_kernels.paged_attention import KVPool
 
 from xlaserve.layers.attention import Attention, AttentionMetadata, AttentionOptions, attention_spec, self_attention
 from xlaserve.layers.linear import Embedding, Linear, embed, embedding_spec, linear_spec
@@ -62,9 +63,9 @@ def forward(
     params: LlamaForCausalLM,
     config: ModelConfig,
     plan: AttentionPlan,
-    kv_caches: tuple[Array, ...],
+    kv_caches: tuple[KVPool, ...],
     batch: ForwardBatch,
-) -> tuple[Array, tuple[Array, ...]]:
+) -> tuple[Array, tuple[KVPool, ...]]:
     """Returns the normed hidden states of batch.output_tokens, [S, D], and the KV pools (one per layer) written."""
     rotary = rotary_table(batch.positions, config.rope, config.head_dim)
     x = embed(batch.token_ids, params.model.embed_tokens)
@@ -80,13 +81,13 @@ def forward(
 def decoder_layer(
     x: Array,
     p: DecoderLayer,
-    kv_cache: Array,
+    kv_cache: KVPool,
     rotary: tuple[Array, Array],
     metadata: AttentionMetadata,
     *,
     config: ModelConfig,
     options: AttentionOptions,
-) -> tuple[Array, Array]:
+) -> tuple[Array, KVPool]:
     """x [T, D] -> [T, D], and the layer's KV pool written."""
     norm = partial(rms_norm, eps=config.rms_norm_eps)
     attended, kv_cache = self_attention(

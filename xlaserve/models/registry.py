@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
+from xlaserve_kernels.paged_attention import KVPool
 
 from xlaserve.layers.linear import project
 from xlaserve.models import gemma3, llama, qwen3
@@ -15,7 +16,7 @@ from xlaserve.models.config import ModelConfig
 @dataclass(frozen=True)
 class Family:
     param_specs: Callable[[ModelConfig], Any]
-    forward: Callable[..., tuple[Array, tuple[Array, ...]]]  # (params, config, plan, kv_caches, batch)
+    forward: Callable[..., tuple[Array, tuple[KVPool, ...]]]  # (params, config, plan, kv_caches, batch)
 
 
 FAMILIES = {

@@ -7,7 +7,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from xlaserve_kernels.paged_attention import slot_mapping
+from xlaserve_kernels.paged_attention import KVPool, slot_mapping
 
 from xlaserve.layers.attention import AttentionMetadata
 from xlaserve.models.config import ModelConfig
@@ -63,7 +63,7 @@ def pack_body(shape: BodyShape, command: Body) -> np.ndarray:
 
 def make_body(
     forward: Callable, config: ModelConfig, plan: AttentionPlan, shape: BodyShape
-) -> Callable[..., tuple[Array, tuple[Array, ...], tuple[Array, ...]]]:
+) -> Callable[..., tuple[Array, tuple[KVPool, ...], tuple[Array, ...]]]:
     """The function to compile for `shape`: (params, kv_caches, block_tables, last_tokens, packed) ->
     (hidden [S, D], kv_caches, block_tables). To be donated: kv_caches and block_tables."""
 

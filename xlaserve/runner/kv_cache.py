@@ -5,8 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from xlaserve_kernels.paged_attention import KVLayout
+from xlaserve_kernels.paged_attention import KVLayout, KVPool
 
 from xlaserve.config import CacheSection
 from xlaserve.errors import ConfigError
@@ -68,10 +67,10 @@ def make_pools(
     layouts: tuple[KVLayout, ...],
     num_blocks: int,
     sharding: jax.sharding.Sharding,
-) -> tuple[Array, ...]:
+) -> tuple[KVPool, ...]:
     """One zeroed pool per layer, in layer order."""
     layout_of = {layer: layouts[group] for group, spec in enumerate(specs) for layer in spec.layers}
     return tuple(
-        jnp.zeros(layout.shape(num_blocks), layout.storage_dtype, device=sharding)
-        for _, layout in sorted(layout_of.items())
+        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=sharding), layout_of[layer].pool_spec(num_blocks))
+        for layer in sorted(layout_of)
     )

@@ -9,9 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 from jax.stages import Compiled
-from xlaserve_kernels.paged_attention import KVLayout, make_layout
+from xlaserve_kernels.paged_attention import KVLayout, KVPool, make_layout
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.forward_batch import attention_plan
@@ -68,7 +67,7 @@ class ProgramShapes:
         outputs = self.buckets.outputs_of(bucket)
         return BodyShape(bucket, self.max_num_seqs, outputs, len(self.layouts), self.block_size)
 
-    def state(self, sharding: jax.sharding.Sharding) -> tuple[tuple[Array, ...], RowState]:
+    def state(self, sharding: jax.sharding.Sharding) -> tuple[tuple[KVPool, ...], RowState]:
         """Empty KV pools (one per layer) and row state."""
         pools = make_pools(self.specs, self.layouts, self.num_blocks, sharding)
         rows = initial_row_state(self.max_num_seqs, len(self.layouts), self.table_width)

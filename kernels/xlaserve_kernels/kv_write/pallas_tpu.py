@@ -14,12 +14,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from xlaserve_kernels.paged_attention.layout import NULL_BLOCK
-from xlaserve_kernels.paged_attention.merged_rows import MergedRowsLayout
+from xlaserve_kernels.paged_attention.layout import NULL_BLOCK, KVPool
+from xlaserve_kernels.paged_attention.merged_rows import LANES, MergedRowsLayout
 
 
 def kv_write_pallas_tpu(
-    pool: Array,
+    pool: KVPool,
     keys: Array,
     values: Array,
     slot_mapping: Array,
@@ -27,30 +27,40 @@ def kv_write_pallas_tpu(
     *,
     layout: MergedRowsLayout,
     interpret: bool = False,
-) -> Array:
+) -> KVPool:
     """See api.py for the arguments; `interpret` simulates the kernel on a CPU and raises on a race, for tests."""
     num_tokens, num_rows = keys.shape[0], query_start_loc.shape[0] - 1
     longest = min(num_tokens, layout.block_size)
     # A row has n // block_size whole blocks at most, and a partly written one at either end.
     num_segments = min(num_tokens, num_tokens // layout.block_size + 2 * num_rows)
-    segments = _find_segments(slot_mapping, num_segments, pool.shape[0], layout.block_size)
+    segments = _find_segments(slot_mapping, num_segments, pool.pages.shape[0], layout.block_size)
 
-    tokens = layout.merge(keys, values)  # [T, K or 2K, L]
-    tokens = jnp.pad(tokens, ((0, longest - 1), (0, 0), (0, 0)))  # the last segment's read must not leave the array
-    page = pl.BlockSpec((1, *pool.shape[1:]), lambda segment, block, *_: (block[segment], 0, 0))
-    shape = (longest, *tokens.shape[1:])
-    of_segment = pl.BlockSpec(tuple(map(pl.Element, shape)), lambda segment, block, token, *_: (token[segment], 0, 0))
-    return pl.pallas_call(
+    def of_segment(array: Array) -> pl.BlockSpec:
+        shape = tuple(map(pl.Element, (longest, *array.shape[1:])))
+        return pl.BlockSpec(shape, lambda segment, block, token, *_: (token[segment], 0, 0))
+
+    def page(array: Array) -> pl.BlockSpec:
+        return pl.BlockSpec((1, *array.shape[1:]), lambda segment, block, *_: (block[segment], 0, 0))
+
+    # Padded, for the last segment's read must not leave the array.
+    tokens = jax.tree.map(lambda x: jnp.pad(x, ((0, longest - 1), (0, 0), (0, 0))), layout.merge(keys, values))
+    pages = jax.tree.map(page, pool)
+    first_of_pool = len(segments) + len(jax.tree.leaves(tokens))
+    (written,) = pl.pallas_call(
         functools.partial(_merge, layout=layout),
         grid_spec=pltpu.PrefetchScalarGridSpec(
-            num_scalar_prefetch=4, grid=(num_segments,), in_specs=[of_segment, page], out_specs=page
+            num_scalar_prefetch=len(segments),
+            grid=(num_segments,),
+            in_specs=[jax.tree.map(of_segment, tokens), pages],
+            out_specs=(pages,),
         ),
-        out_shape=jax.ShapeDtypeStruct(pool.shape, pool.dtype),
-        input_output_aliases={5: 0},
+        out_shape=(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), pool),),
+        input_output_aliases={first_of_pool + index: index for index in range(len(jax.tree.leaves(pool)))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan") if interpret else False,
         name="kv_write",
     )(*segments, tokens, pool)
+    return written
 
 
 def _find_segments(slot_mapping: Array, num_segments: int, num_blocks: int, block_size: int) -> tuple[Array, ...]:
@@ -71,17 +81,23 @@ def _find_segments(slot_mapping: Array, num_segments: int, num_blocks: int, bloc
     return tuple(array.astype(jnp.int32) for array in found)
 
 
-def _merge(block_ref, token_ref, first_ref, length_ref, tokens_ref, old_ref, new_ref, *, layout: MergedRowsLayout):
-    """Grid step u: the page of segment u with its tokens in their slots."""
+def _merge(block_ref, token_ref, first_ref, length_ref, tokens, old, new, *,
+           layout: MergedRowsLayout):  # fmt: skip
+    """Grid step u: the page of segment u with its tokens in their slots. tokens, old, new: KVPools of references."""
     segment = pl.program_id(0)
     slot = lax.broadcasted_iota(jnp.int32, (layout.block_size, layout.lanes), 0)
-    new_ref[...] = old_ref[...]
+    scale_slot = lax.broadcasted_iota(jnp.int32, (layout.scale_rows, LANES), 1) & (layout.block_size - 1)
+    for changed, read in zip(jax.tree.leaves(new), jax.tree.leaves(old), strict=True):
+        changed[...] = read[...]
 
     def put(index, nothing):
-        for head in range(tokens_ref.shape[1]):
+        place = first_ref[segment] + index
+        for head in range(tokens.pages.shape[1]):
             rows = pl.ds(head * layout.block_size, layout.block_size)
-            token = jnp.broadcast_to(tokens_ref[index, pl.ds(head, 1)], slot.shape)
-            new_ref[0, rows] = jnp.where(slot == first_ref[segment] + index, token, new_ref[0, rows])
+            token = jnp.broadcast_to(tokens.pages[index, pl.ds(head, 1)], slot.shape)
+            new.pages[0, rows] = jnp.where(slot == place, token, new.pages[0, rows])
+        if new.scales is not None:
+            new.scales[0] = jnp.where(scale_slot == place, tokens.scales[index], new.scales[0])
         return nothing
 
     lax.fori_loop(0, length_ref[segment], put, jnp.int32(0))

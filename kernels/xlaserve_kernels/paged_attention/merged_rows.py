@@ -2,9 +2,13 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from xlaserve_kernels.paged_attention.layout import KVPool
+from xlaserve_kernels.quantization import LARGEST, quantize
 
 LANES = 128  # of a vector register
 
@@ -16,12 +20,27 @@ class MergedRowsLayout:
     One kv head of a block has block_size rows of keys, then block_size rows of values; or, where both fit into 128
     lanes, block_size rows with the values beside the keys: queries padded with zeros see the keys only. Merged rows
     cost no copy in a compiled body, where an axis of few heads or few lanes costs two of the whole pool.
+
+    Scales, if the dtype is int8 or float8_e4m3fn: `[num_blocks, scale_rows, 128]`, block_size lanes for the keys of a
+    head, then as many for its values, 128 // block_size such parts in a row.
+
+    Raises ValueError for a block size that the kernels cannot address.
     """
 
     num_kv_heads: int  # K
     head_dim: int  # H
     block_size: int  # tokens
     dtype: np.dtype
+
+    def __post_init__(self):
+        if self.block_size % 8 or self.block_size > LANES:
+            raise ValueError(f"block_size {self.block_size}: on TPUs it must be a multiple of 8, {LANES} at most")
+        if self.quantized and LANES % self.block_size:
+            raise ValueError(f"block_size {self.block_size}: on TPUs it must be a power of two with {self.dtype} KV")
+
+    @property
+    def quantized(self) -> bool:
+        return self.dtype.name in LARGEST
 
     @property
     def side_by_side(self) -> bool:
@@ -40,36 +59,37 @@ class MergedRowsLayout:
         return self.num_kv_heads * self.block_size * (1 if self.side_by_side else 2)
 
     @property
+    def scale_rows(self) -> int:
+        return -(-2 * self.num_kv_heads * self.block_size // LANES)
+
+    @property
     def block_bytes(self) -> int:
         return self.rows * self.lanes * self.dtype.itemsize
 
-    @property
-    def storage_dtype(self) -> np.dtype:
-        """The pool's dtype."""
-        return self.dtype
+    def pool_spec(self, num_blocks: int) -> KVPool:
+        """Shapes and dtypes of a pool, as `jax.ShapeDtypeStruct`s."""
+        return jax.eval_shape(
+            lambda: KVPool(
+                jnp.zeros((num_blocks, self.rows, self.lanes), self.dtype),
+                jnp.zeros((num_blocks, self.scale_rows, LANES), jnp.float32) if self.quantized else None,
+            )
+        )
 
-    def shape(self, num_blocks: int) -> tuple[int, ...]:
-        return (num_blocks, self.rows, self.lanes)
+    def merge(self, keys: Array, values: Array) -> KVPool:
+        """keys, values [T, K, H] as a pool has them: [T, K, L] side by side, or else [T, 2K, L].
 
-    def write(self, kv_cache: Array, keys: Array, values: Array, slot_mapping: Array) -> Array:
-        """Writes one token per row of `keys`, `values` [T, K, H] at `slot_mapping` [T] = block * block_size + offset.
-
-        Slots outside the pool are dropped. In place when the pool is donated.
+        Scales: [T, scale_rows, 128], a token's in all the lanes of its part.
         """
-        block, offset = slot_mapping // self.block_size, slot_mapping % self.block_size
-        rows = self.merge(keys, values)  # [T, K or 2K, L]
-        place = jnp.arange(rows.shape[1]) * self.block_size + offset[:, None]  # [T, K or 2K]
-        return kv_cache.at[block[:, None], place].set(rows, mode="drop")
-
-    def merge(self, keys: Array, values: Array) -> Array:
-        """keys, values [..., K, H] as the rows of one token: [..., K, L] side by side, or else [..., 2K, L]."""
-        if self.side_by_side:
-            pairs = jnp.concatenate([keys, values], axis=-1)
-        else:
-            pairs = jnp.stack([keys, values], axis=-2)
-            pairs = pairs.reshape(*pairs.shape[:-3], -1, self.head_dim)
-        padding = [(0, 0)] * (pairs.ndim - 1) + [(0, self.lanes - pairs.shape[-1])]
-        return jnp.pad(pairs, padding).astype(self.dtype)
+        pairs, scales = jnp.stack([keys, values], axis=2), None  # [T, K, 2, H]
+        num_tokens = pairs.shape[0]
+        if self.quantized:
+            pairs, scales = quantize(pairs, self.dtype)
+            scales = jnp.repeat(scales.reshape(num_tokens, -1), self.block_size, axis=1)
+            scales = jnp.pad(scales, ((0, 0), (0, self.scale_rows * LANES - scales.shape[1])))
+            scales = scales.reshape(num_tokens, self.scale_rows, LANES)
+        width = self.head_dim * (2 if self.side_by_side else 1)
+        rows = pairs.astype(self.dtype).reshape(num_tokens, -1, width)
+        return KVPool(jnp.pad(rows, ((0, 0), (0, 0), (0, self.lanes - width))), scales)
 
     def head_pages(self, pages_ref, head: int) -> tuple[Array, Array]:
         """Keys and values of kv head `head` in pages [B, rows, lanes]: two arrays [B * block_size, lanes]."""

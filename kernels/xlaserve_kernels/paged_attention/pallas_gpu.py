@@ -22,8 +22,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
+from xlaserve_kernels.paged_attention.layout import BlockMajorLayout, KVPool
 from xlaserve_kernels.paged_attention.query_blocks import MASKED, find_query_blocks
+from xlaserve_kernels.quantization import float8_bits_to_float32, scaled_dtype
 
 _CHUNK = 64  # keys of a tile, at least
 _ROWS = 64  # rows of a prefill tile's products, if the group fits: queries times heads
@@ -51,10 +52,11 @@ class _Sizes:
 
 def paged_attention_pallas_gpu(
     q: Array,
-    kv_cache: Array,
+    kv_pool: KVPool,
     block_tables: Array,
     query_start_loc: Array,
     seq_lens: Array,
+    sinks: Array | None = None,
     *,
     layout: BlockMajorLayout,
     scale: float,
@@ -103,16 +105,16 @@ def paged_attention_pallas_gpu(
         interpret=interpret,
         name="paged_attention",
     )(run_length[None], first, end, before, *place, blocks.position, blocks.row, blocks.first_chunk, block_tables, q,
-      kv_cache)  # fmt: skip
+      kv_pool)  # fmt: skip
     return pl.pallas_call(
         functools.partial(_reduce, sizes=sizes),
         grid=(num_blocks, kv_heads),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
-        input_output_aliases={7: 0},  # tokens of no row stay zero
+        input_output_aliases={7 + (sinks is not None): 0},  # tokens of no row stay zero
         compiler_params=plgpu.CompilerParams(num_warps=4),
         interpret=interpret,
         name="paged_attention_reduce",
-    )(run_length[None], before, *place, *partials, jnp.zeros_like(q))
+    )(run_length[None], before, *place, *partials, sinks, jnp.zeros_like(q))
 
 
 def _choose_sizes(*, decodes: bool, group: int, layout: BlockMajorLayout, **rest) -> _Sizes:
@@ -130,13 +132,14 @@ def _choose_sizes(*, decodes: bool, group: int, layout: BlockMajorLayout, **rest
 
 
 def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_ref, position_ref, row_ref, chunk_ref,
-            tables_ref, q_ref, kv_ref, max_ref, sum_ref, acc_ref, *, sizes: _Sizes):  # fmt: skip
+            tables_ref, q_ref, pool_ref, max_ref, sum_ref, acc_ref, *, sizes: _Sizes):  # fmt: skip
     """Walks run p for kv head k. All arrays lie in global memory; what is indexed is loaded."""
     run, head = pl.program_id(0), pl.program_id(1)
     start = run * run_length_ref[0]
     end = start + run_length_ref[0]
     rows, dims = jnp.arange(sizes.rows), jnp.arange(sizes.padded_dim)
     in_head = dims < sizes.head_dim
+    value_dtype = q_ref.dtype if pool_ref.scales is None else scaled_dtype(q_ref.dtype)
 
     def attend_block(block, nothing):
         before, position, length = before_ref[block], position_ref[block], length_ref[block]
@@ -156,16 +159,18 @@ def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_re
             column = jnp.minimum(lax.div(key, sizes.block_size), tables_ref.shape[1] - 1)
             page = plgpu.load(tables_ref.at[table, column], mask=read, other=0)
             offset = lax.rem(key, sizes.block_size)
-            keys, values = (
-                plgpu.load(
-                    kv_ref.at[page[:, None], which, head, offset[:, None], dims[None, :]],
-                    mask=read[:, None] & in_head[None, :],
-                    other=0.0,
-                )
-                for which in (0, 1)
-            )
-            keys, values = keys.astype(q.dtype), values.astype(q.dtype)  # the pool's dtype may be another
-            scores = _dot(q, keys, trans_b=True)  # [rows, C]
+
+            def load_pages(which):
+                place = (page[:, None], which, head, offset[:, None], dims[None, :])
+                return plgpu.load(pool_ref.pages.at[place], mask=read[:, None] & in_head[None, :], other=0)
+
+            def load_scales(which):
+                return plgpu.load(pool_ref.scales.at[page, which, head, offset], mask=read, other=0.0)
+
+            keys, values = load_pages(0), load_pages(1)
+            scores = _dot(q, _widen(keys, q.dtype), trans_b=True)  # [rows, C]
+            if pool_ref.scales is not None:
+                scores *= load_scales(0)[None, :]
             if sizes.soft_cap is not None:
                 scores = sizes.soft_cap * jnp.tanh(scores / sizes.soft_cap)
             visible = read[None, :] & (key[None, :] <= query_position[:, None])
@@ -175,8 +180,11 @@ def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_re
             new_max = jnp.maximum(old_max, jnp.max(scores, axis=1))
             weights = jnp.where(visible, jnp.exp(scores - new_max[:, None]), 0.0)
             decay = jnp.exp(old_max - new_max)
-            acc = acc * decay[:, None] + _dot(weights.astype(values.dtype), values)
-            return new_max, old_sum * decay + jnp.sum(weights, axis=1), acc
+            total = old_sum * decay + jnp.sum(weights, axis=1)
+            if pool_ref.scales is not None:
+                weights *= load_scales(1)[None, :]
+            values = _widen(values, value_dtype)
+            return new_max, total, acc * decay[:, None] + _dot(weights.astype(value_dtype), values)
 
         low, high = jnp.maximum(start, before), jnp.minimum(end, before_ref[block + 1])
         maximum, total, acc = lax.fori_loop(low, high, attend_tile, _nothing(sizes))
@@ -189,8 +197,8 @@ def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_re
     lax.fori_loop(first_ref[run], end_ref[run], attend_block, 0)
 
 
-def _reduce(run_length_ref, before_ref, token_ref, length_ref, max_ref, sum_ref, acc_ref, zeros_ref, out_ref, *,
-            sizes: _Sizes):  # fmt: skip
+def _reduce(run_length_ref, before_ref, token_ref, length_ref, max_ref, sum_ref, acc_ref, sinks_ref, zeros_ref,
+            out_ref, *, sizes: _Sizes):  # fmt: skip
     """Joins the slots of one query block and kv head, and writes its queries' outputs."""
     block, head = pl.program_id(0), pl.program_id(1)
     low, high, run_length = before_ref[block], before_ref[block + 1], run_length_ref[0]
@@ -209,7 +217,9 @@ def _reduce(run_length_ref, before_ref, token_ref, length_ref, max_ref, sum_ref,
         return new_max, total, acc * decay[:, None] + new_acc * scale[:, None]
 
     end = jnp.where(low < high, lax.div(high - 1, run_length) + 1, lax.div(low, run_length))
-    _, total, acc = lax.fori_loop(lax.div(low, run_length), end, join, _nothing(sizes))
+    maximum, total, acc = lax.fori_loop(lax.div(low, run_length), end, join, _nothing(sizes))
+    if sinks_ref is not None:  # infinite where the sink outweighs all keys: the output is zero
+        total += jnp.exp(plgpu.load(sinks_ref.at[query_head], mask=live, other=0.0) - maximum)
     out = (acc / jnp.maximum(total, 1e-30)[:, None]).astype(out_ref.dtype)
     plgpu.store(out_ref.at[token[:, None], query_head[:, None], dims[None, :]], out, mask=wanted)
 
@@ -230,6 +240,11 @@ def _nothing(sizes: _Sizes) -> tuple[Array, Array, Array]:
     """Running maximum, sum and weighted values before any key."""
     rows = jnp.zeros((sizes.rows,), jnp.float32)
     return rows + MASKED, rows, jnp.zeros((sizes.rows, sizes.padded_dim), jnp.float32)
+
+
+def _widen(pages: Array, dtype) -> Array:
+    """What the pool stores, which may be bits of float8, as an operand of `dtype`."""
+    return (float8_bits_to_float32(pages) if pages.dtype == jnp.uint8 else pages).astype(dtype)
 
 
 def _dot(a: Array, b: Array, trans_b: bool = False) -> Array:

@@ -25,9 +25,10 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from xlaserve_kernels.paged_attention.layout import NULL_BLOCK
+from xlaserve_kernels.paged_attention.layout import NULL_BLOCK, KVPool
 from xlaserve_kernels.paged_attention.merged_rows import LANES, MergedRowsLayout
 from xlaserve_kernels.paged_attention.query_blocks import MASKED, QueryBlocks, find_query_blocks
+from xlaserve_kernels.quantization import scaled_dtype
 
 _ROWS = 128  # of a prefill tile's products, per kv head: queries times padded group
 _FEWEST_ROWS = 16  # a tile of bfloat16; what a decode's products have
@@ -55,10 +56,11 @@ class _Sizes:
 
 def paged_attention_pallas_tpu(
     q: Array,
-    kv_cache: Array,
+    kv_pool: KVPool,
     block_tables: Array,
     query_start_loc: Array,
     seq_lens: Array,
+    sinks: Array | None,
     *,
     layout: MergedRowsLayout,
     scale: float,
@@ -91,7 +93,8 @@ def paged_attention_pallas_tpu(
         chunk=sizes.chunk,
         sliding_window=sliding_window,
     )
-    out = _call(_group_queries(q, blocks, scale, sizes), kv_cache, block_tables, blocks, sizes, interpret)
+    queries = _group_queries(q, blocks, scale, sizes)
+    out = _call(queries, kv_pool, block_tables, _spread_sinks(sinks, group, sizes), blocks, sizes, interpret)
     return _ungroup(out, blocks, q, sizes)
 
 
@@ -132,24 +135,36 @@ def _ungroup(out: Array, blocks: QueryBlocks, q: Array, sizes: _Sizes) -> Array:
     return out.reshape(q.shape)
 
 
-def _call(q: Array, kv_cache: Array, block_tables: Array, blocks: QueryBlocks, sizes: _Sizes, interpret: bool) -> Array:
+def _spread_sinks(sinks: Array | None, group: int, sizes: _Sizes) -> tuple[Array, Array]:
+    """Running maximum and sum before any key, [K, rows, 128]: a sink is a key that has no value."""
+    shape = (sizes.layout.num_kv_heads, sizes.rows, LANES)
+    if sinks is None:
+        return jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32)
+    in_group = jnp.minimum(jnp.arange(sizes.rows) % sizes.padded_group, group - 1)
+    spread = sinks.reshape(-1, group)[:, in_group]  # [K, rows]
+    return jnp.broadcast_to(spread[..., None], shape), jnp.ones(shape, jnp.float32)
+
+
+def _call(q: Array, kv_pool: KVPool, block_tables: Array, start: tuple[Array, Array], blocks: QueryBlocks,
+          sizes: _Sizes, interpret: bool) -> Array:  # fmt: skip
     num_blocks, kv_heads, rows, lanes = q.shape
     num_rows, width = block_tables.shape
     pages = pl.cdiv(width, LANES)
     tables = jnp.pad(block_tables, ((0, 0), (0, pages * LANES - width))).reshape(num_rows, pages, 1, LANES)
     before = jnp.concatenate([blocks.tiles_before, blocks.tiles_before[-1:]])  # [Q + 2]
     of_block = pl.BlockSpec((1, kv_heads, rows, lanes), lambda block, *_: (block, 0, 0, 0))
+    the_same = pl.BlockSpec(start[0].shape, lambda block, *_: (0, 0, 0))
     in_place = pl.BlockSpec(memory_space=pltpu.MemorySpace.HBM)
     return pl.pallas_call(
         functools.partial(_attend, sizes=sizes),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=5,
             grid=(num_blocks,),
-            in_specs=[in_place, of_block, in_place],
+            in_specs=[in_place, (the_same, the_same), of_block, jax.tree.map(lambda _: in_place, kv_pool)],
             out_specs=of_block,
             scratch_shapes=[
                 pltpu.SMEM((2, 1, LANES), jnp.int32),
-                pltpu.VMEM((2, sizes.chunk_blocks, *kv_cache.shape[1:]), kv_cache.dtype),
+                jax.tree.map(lambda x: pltpu.VMEM((2, sizes.chunk_blocks, *x.shape[1:]), x.dtype), kv_pool),
                 pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((kv_heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((kv_heads, rows, lanes), jnp.float32),
@@ -161,11 +176,12 @@ def _call(q: Array, kv_cache: Array, block_tables: Array, blocks: QueryBlocks, s
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",), vmem_limit_bytes=_VMEM_LIMIT),
         interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan") if interpret else False,
         name="paged_attention",
-    )(before, blocks.row, blocks.first_chunk, blocks.position, blocks.length, tables, q, kv_cache)
+    )(before, blocks.row, blocks.first_chunk, blocks.position, blocks.length, tables, start, q, kv_pool)
 
 
-def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tables_ref, q_ref, kv_ref, out_ref,
-            table_buffer, kv_buffer, max_ref, sum_ref, acc_ref, table_sems, kv_sems, *, sizes: _Sizes):  # fmt: skip
+def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tables_ref, start_refs, q_ref, pool_refs,
+            out_ref, table_buffer, buffers, max_ref, sum_ref, acc_ref, table_sems, kv_sems, *,
+            sizes: _Sizes):  # fmt: skip
     """Grid step b: all tiles of query block b."""
     block = pl.program_id(0)
     num_tiles = before_ref[before_ref.shape[0] - 1]
@@ -184,7 +200,7 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
         return pltpu.make_async_copy(tables_ref.at[row_ref[owner], page], table_buffer.at[slot], table_sems.at[slot])
 
     def for_each_page(tile, act, source):
-        """Calls act on the copy of each page of `tile` that has live keys; source(column) is its place in the pool."""
+        """Calls act on the copies of each page of `tile` that has live keys, the pool's block source(column)."""
         owner, index = place(tile)
         slot, first = lax.rem(tile, 2), index * sizes.chunk_blocks
         low, end = first, position_ref[owner] + length_ref[owner]
@@ -193,8 +209,9 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
         high = jnp.minimum(first + sizes.chunk_blocks, lax.div(end + block_size - 1, block_size))
 
         def each(column, nothing):
-            page = kv_ref.at[source(column)]
-            act(pltpu.make_async_copy(page, kv_buffer.at[slot, column - first], kv_sems.at[slot]))
+            for pool, buffer in zip(jax.tree.leaves(pool_refs), jax.tree.leaves(buffers), strict=True):
+                page = pool.at[source(column)]
+                act(pltpu.make_async_copy(page, buffer.at[slot, column - first], kv_sems.at[slot]))
             return nothing
 
         lax.fori_loop(low, high, each, jnp.int32(0))
@@ -212,7 +229,8 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
     @pl.when((block == 0) & (num_tiles > 0))
     def _():
         # Pages that are not copied must hold numbers: their weights are 0, and 0 * NaN is NaN.
-        kv_buffer[...] = jnp.zeros_like(kv_buffer)
+        for buffer in jax.tree.leaves(buffers):
+            buffer[...] = jnp.zeros_like(buffer)
         table_copy(0).start()
         pl.when(num_tiles > 1)(lambda: table_copy(1).start())
         start_pages(0)
@@ -226,10 +244,13 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
 
         @pl.when((end < first_key + chunk) & (lax.rem(end, block_size) > 0))
         def _():
-            _clear_unwritten(kv_buffer.at[slot, lax.div(end - first_key, block_size)], lax.rem(end, block_size), sizes)
+            page = slot, lax.div(end - first_key, block_size)
+            for axis, buffer in enumerate(jax.tree.leaves(buffers)):  # tokens are rows of pages, lanes of scales
+                _clear_unwritten(buffer.at[page], lax.rem(end, block_size), axis, block_size)
 
+        pages = jax.tree.map(lambda buffer: buffer.at[slot], buffers)
         attend = functools.partial(
-            _attend_chunk, kv_buffer.at[slot], first_key, position_ref[block], q_ref, max_ref, sum_ref, acc_ref, sizes
+            _attend_chunk, pages, first_key, position_ref[block], q_ref, max_ref, sum_ref, acc_ref, sizes
         )
         if sizes.rows == _FEWEST_ROWS:
             attend(_FEWEST_ROWS)
@@ -239,8 +260,7 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
             pl.when(jnp.logical_not(few))(lambda: attend(sizes.rows))
         return nothing
 
-    max_ref[...] = jnp.full_like(max_ref, MASKED)
-    sum_ref[...] = jnp.zeros_like(sum_ref)
+    max_ref[...], sum_ref[...] = start_refs[0][...], start_refs[1][...]
     acc_ref[...] = jnp.zeros_like(acc_ref)
     lax.fori_loop(before_ref[block], before_ref[block + 1], attend_tile, jnp.int32(0))
     for head in range(sizes.layout.num_kv_heads):
@@ -248,14 +268,15 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
         out_ref[0, head] = out.astype(out_ref.dtype)
 
 
-def _clear_unwritten(page_ref, written, sizes: _Sizes) -> None:
-    """Zeroes the slots of a page [rows, L] from `written` on: they may hold anything, NaN included."""
-    offset = lax.rem(lax.broadcasted_iota(jnp.int32, page_ref.shape, 0), sizes.layout.block_size)
+def _clear_unwritten(page_ref, written, axis: int, block_size: int) -> None:
+    """Zeroes the slots of a page, whose tokens lie along `axis`, from `written` on: they may hold NaN."""
+    offset = lax.rem(lax.broadcasted_iota(jnp.int32, page_ref.shape, axis), block_size)
     page = page_ref[...]
     page_ref[...] = jnp.where(offset < written, page, jnp.zeros_like(page))
 
 
-def _attend_chunk(kv_ref, first_key, position, q_ref, max_ref, sum_ref, acc_ref, sizes: _Sizes, rows: int) -> None:
+def _attend_chunk(pages: KVPool, first_key, position, q_ref, max_ref, sum_ref, acc_ref, sizes: _Sizes,
+                  rows: int) -> None:  # fmt: skip
     """Joins one chunk of keys to the running softmax of the first `rows` rows of every kv head."""
     shape = (rows, sizes.chunk)
     shift = sizes.padded_group.bit_length() - 1
@@ -264,10 +285,13 @@ def _attend_chunk(kv_ref, first_key, position, q_ref, max_ref, sum_ref, acc_ref,
     visible = key <= query
     if sizes.sliding_window is not None:
         visible &= key > query - sizes.sliding_window
+    scales = None if pages.scales is None else _spread_scales(pages.scales, sizes)
     for head in range(sizes.layout.num_kv_heads):
-        keys, values = sizes.layout.head_pages(kv_ref, head)
+        keys, values = sizes.layout.head_pages(pages.pages, head)
         q = q_ref[0, head, :rows]
         scores = _dot(q, keys.astype(q.dtype), contract=1)
+        if scales is not None:
+            scores *= scales[2 * head]
         if sizes.soft_cap is not None:
             scores = sizes.soft_cap * jnp.tanh(scores / sizes.soft_cap)
         scores = jnp.where(visible, scores, MASKED)
@@ -277,8 +301,34 @@ def _attend_chunk(kv_ref, first_key, position, q_ref, max_ref, sum_ref, acc_ref,
         decay = jnp.exp(old_max - new_max)
         max_ref[head, :rows] = new_max
         sum_ref[head, :rows] = sum_ref[head, :rows] * decay + jnp.sum(weights, axis=1, keepdims=True)
-        values = values.astype(q.dtype)
-        acc_ref[head, :rows] = acc_ref[head, :rows] * decay[:, :1] + _dot(weights.astype(q.dtype), values, contract=0)
+        dtype = q.dtype
+        if scales is not None:
+            weights, dtype = weights * scales[2 * head + 1], scaled_dtype(dtype)
+        products = _dot(weights.astype(dtype), values.astype(dtype), contract=0)
+        acc_ref[head, :rows] = acc_ref[head, :rows] * decay[:, :1] + products
+
+
+def _spread_scales(scales_ref, sizes: _Sizes) -> list[Array]:
+    """Scales [B, scale_rows, 128] of a chunk as rows [1, C]: of a head's keys, then of its values, head by head.
+
+    Row c of `own` keeps the lanes that belong to key c; the product gathers those of one part. Exact: every sum has one
+    term, and bfloat16 holds the scales.
+    """
+    block_size = sizes.layout.block_size
+    shift, parts = block_size.bit_length() - 1, LANES // block_size
+    shape = (sizes.chunk, LANES)
+    lane = lax.broadcasted_iota(jnp.int32, shape, 1)
+    own = (lane & (block_size - 1)) == (lax.broadcasted_iota(jnp.int32, shape, 0) & (block_size - 1))
+    few = (_FEWEST_ROWS, LANES)
+    part = (lax.broadcasted_iota(jnp.int32, few, 1) >> shift) == lax.broadcasted_iota(jnp.int32, few, 0)
+    rows = []
+    for index in range(sizes.layout.scale_rows):
+        scales = scales_ref[:, index : index + 1, :]  # [B, 1, 128]
+        scales = jnp.broadcast_to(scales, (sizes.chunk_blocks, block_size, LANES)).reshape(shape)
+        spread = jnp.where(own, scales, 0.0).astype(jnp.bfloat16)
+        gathered = _dot(part.astype(jnp.bfloat16), spread, contract=1)  # [16, C]
+        rows += [gathered[i : i + 1] for i in range(parts)]
+    return rows
 
 
 def _dot(a: Array, b: Array, contract: int) -> Array:

@@ -14,8 +14,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from xlaserve_kernels.cpu_features import multiplies_bfloat16
-from xlaserve_kernels.paged_attention.layout import BlockMajorLayout
+from xlaserve_kernels.paged_attention.layout import BlockMajorLayout, KVPool
 from xlaserve_kernels.paged_attention.query_blocks import MASKED, find_query_blocks
+from xlaserve_kernels.quantization import scaled_dtype
 
 
 @dataclass(frozen=True)
@@ -38,17 +39,18 @@ def choose_tiles(num_tokens: int, num_rows: int, block_size: int) -> TileSizes:
 
 def paged_attention_xla(
     q: Array,
-    kv_cache: Array,
+    kv_pool: KVPool,
     block_tables: Array,
     query_start_loc: Array,
     seq_lens: Array,
+    sinks: Array | None = None,
     *,
     layout: BlockMajorLayout,
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
 ) -> Array:
-    """See reference.py for the arguments; kv_cache as `layout` has it. Returns [T, N, H] in q's dtype."""
+    """See api.py for the arguments. Returns [T, N, H] in q's dtype."""
     num_tokens, num_heads, head_dim = q.shape
     kv_heads = layout.num_kv_heads
     group = num_heads // kv_heads
@@ -74,7 +76,7 @@ def paged_attention_xla(
         live = tile < blocks.tiles_before[-1]
         block = jnp.searchsorted(blocks.tiles_before[1:], tile, side="right", method="compare_all")  # [G]
         block = jnp.where(live, block, num_blocks)
-        partial = _attend_tiles(tile, block, live, blocks, grouped, kv_cache, block_tables, layout, sizes,
+        partial = _attend_tiles(tile, block, live, blocks, grouped, kv_pool, block_tables, layout, sizes,
                                 sliding_window, soft_cap)  # fmt: skip
         return _merge(carry, block, partial)
 
@@ -85,7 +87,9 @@ def paged_attention_xla(
         jnp.zeros((num_blocks + 1, kv_heads, rows, head_dim), jnp.float32),
     )
     num_steps = (blocks.tiles_before[-1] + sizes.tiles_per_step - 1) // sizes.tiles_per_step
-    _, total, acc = lax.fori_loop(0, num_steps, step, carry)
+    maximum, total, acc = lax.fori_loop(0, num_steps, step, carry)
+    if sinks is not None:  # infinite where the sink outweighs all keys, or there are none: the output is zero
+        total += jnp.exp(jnp.repeat(sinks.reshape(kv_heads, group), sizes.query_block, axis=1) - maximum)
     out = acc[:-1] / jnp.maximum(total[:-1], 1e-30)[..., None]
     out = out.reshape(num_blocks, kv_heads, group, sizes.query_block, head_dim).transpose(0, 3, 1, 2, 4)
     out = out.reshape(num_blocks, sizes.query_block, num_heads, head_dim).astype(q.dtype)
@@ -94,14 +98,17 @@ def paged_attention_xla(
     return jnp.zeros_like(q).at[place.reshape(-1)].set(out.reshape(-1, num_heads, head_dim), mode="drop")
 
 
-def _attend_tiles(tile, block, live, blocks, grouped, kv_cache, block_tables, layout, sizes, sliding_window, soft_cap):
+def _attend_tiles(tile, block, live, blocks, grouped, kv_pool, block_tables, layout, sizes, sliding_window, soft_cap):
     """Partial softmax of G tiles: maximum [G, K, g*Bq], sum of exponentials, and weighted values [G, K, g*Bq, H]."""
     block = jnp.minimum(block, blocks.token.shape[0] - 1)  # dead tiles read some block; all their keys are masked
     chunk = jnp.where(live, blocks.first_chunk[block] + tile - blocks.tiles_before[block], 0)
     columns = chunk[:, None] * (sizes.chunk // layout.block_size) + jnp.arange(sizes.chunk // layout.block_size)
     width = block_tables.shape[1]
     block_ids = block_tables[blocks.row[block][:, None], jnp.minimum(columns, width - 1)]
-    keys, values = layout.read_pages(kv_cache, block_ids)  # [G, K, C, H]
+    keys, values = layout.read_pages(kv_pool, block_ids)  # [G, K, C, H]
+    scales = layout.read_scales(kv_pool, block_ids)  # [G, K, C] each
+    if scales is not None:
+        keys, values = keys.astype(grouped.dtype), values.astype(scaled_dtype(grouped.dtype))
 
     key_position = chunk[:, None] * sizes.chunk + jnp.arange(sizes.chunk)  # [G, C]
     query_position = blocks.position[block][:, None] + jnp.arange(sizes.query_block)  # [G, Bq]
@@ -113,16 +120,21 @@ def _attend_tiles(tile, block, live, blocks, grouped, kv_cache, block_tables, la
     visible = jnp.tile(visible, (1, group, 1))[:, None]  # [G, 1, g * Bq, C]
 
     scores = _einsum("gkqh,gkch->gkqc", grouped[block], keys)
+    if scales is not None:
+        scores *= scales[0][:, :, None]
     if soft_cap is not None:
         scores = soft_cap * jnp.tanh(scores / soft_cap)
     scores = jnp.where(visible, scores, MASKED)
     maximum = scores.max(axis=-1)
     weights = jnp.where(visible, jnp.exp(scores - maximum[..., None]), 0.0)
+    total = weights.sum(axis=-1)
     # Unwritten slots may hold anything, NaN included, and 0 * NaN is NaN.
     last = blocks.position[block] + blocks.length[block]
-    values = jnp.where((key_position < last[:, None])[:, None, :, None], values, 0)
-    acc = _einsum("gkqc,gkch->gkqh", weights.astype(values.dtype), values)
-    return maximum, weights.sum(axis=-1), acc
+    written = (key_position < last[:, None])[:, None]  # [G, 1, C]
+    values = jnp.where(written[..., None], values, 0)
+    if scales is not None:
+        weights *= jnp.where(written, scales[1], 0)[:, :, None]
+    return maximum, total, _einsum("gkqc,gkch->gkqh", weights.astype(values.dtype), values)
 
 
 def _einsum(subscripts: str, a: Array, b: Array) -> Array:

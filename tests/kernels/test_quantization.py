@@ -1,0 +1,77 @@
+"""Quantisation: its error, its scales, and the vectors that are easily got wrong."""
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from xlaserve_kernels.quantization import LARGEST, float8_bits_to_float32, quantize
+
+MAGNITUDES = 10.0 ** np.linspace(-38, 37, 300)
+
+
+def vectors(dtype=np.float32) -> np.ndarray:
+    drawn = np.random.default_rng(0).standard_normal((len(MAGNITUDES), 64))
+    return (drawn * MAGNITUDES[:, None]).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("x_dtype", [np.float32, ml_dtypes.bfloat16])
+def test_an_error_is_at_most_half_a_step(x_dtype, dtype):
+    x = vectors(x_dtype)
+    values, scales = (np.asarray(part, np.float64) for part in jax.jit(quantize, static_argnums=1)(x, dtype))
+    x = np.asarray(x, np.float64)
+    if dtype == "int8":
+        step = np.ones_like(values)
+    else:  # three bits of mantissa down to 2**-6, then subnormals
+        step = 2.0 ** (np.floor(np.log2(np.maximum(np.abs(x / scales[:, None]), 2.0**-6))) - 3)
+    assert (np.abs(x - values * scales[:, None]) <= step * scales[:, None] * (0.5 + 1e-5)).all()
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_scales_are_the_least_of_bfloat16_that_saturate_nothing(dtype):
+    x = vectors()[45:]  # the smallest have the smallest scale there is
+    values, scales = quantize(x, dtype)
+    np.testing.assert_array_equal(scales, np.asarray(scales).astype(ml_dtypes.bfloat16).astype(np.float32))
+    exact = np.abs(x).max(axis=1).astype(np.float64) / LARGEST[dtype]
+    assert (scales >= exact * (1 - 1e-7)).all()
+    assert (scales <= exact * (1 + 2**-7)).all()
+    assert np.abs(np.asarray(values, np.float32)).max() <= LARGEST[dtype]
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+def test_zeros_stay_zeros_and_what_is_not_finite_shows(dtype):
+    x = jnp.array([[0.0, 0.0], [1e-44, 0.0], [jnp.nan, 1.0], [jnp.inf, 1.0]])
+    values, scales = quantize(x, dtype)
+    assert (np.asarray(values[:2], np.float32) == 0).all()
+    assert (scales[:2] > 0).all()
+    assert np.isfinite(scales[:2]).all()
+    assert not np.isfinite(scales[2:]).any()
+
+
+def test_another_axis():
+    x = jnp.asarray(vectors()[:8])
+    values, scales = quantize(x, "int8", axis=0)
+    transposed, same = quantize(x.T, "int8")
+    np.testing.assert_array_equal(values, transposed.T)
+    np.testing.assert_array_equal(scales, same)
+
+
+def test_ties_go_to_even():
+    values, scales = quantize(jnp.array([127.0, 0.5, 1.5, 2.5, -0.5, -1.5]), "int8")
+    assert scales == 1
+    np.testing.assert_array_equal(values, [127, 0, 2, 2, 0, -2])
+
+
+@pytest.mark.parametrize("dtype", ["int4", "float8_e5m2", "float32"])
+def test_other_dtypes_are_refused(dtype):
+    with pytest.raises(ValueError, match=f"dtype {dtype}: can quantise to int8, float8_e4m3fn"):
+        quantize(jnp.ones(4), getattr(jnp, dtype))
+
+
+def test_every_float8_from_its_bits():
+    bits = np.arange(256, dtype=np.uint8)
+    expected = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+    found = np.asarray(float8_bits_to_float32(jnp.asarray(bits)))
+    assert (found[np.isnan(expected)] == [480, -480]).all()
+    np.testing.assert_array_equal(found[~np.isnan(expected)], expected[~np.isnan(expected)])
