@@ -43,6 +43,11 @@ def scaled_dtype(dtype) -> np.dtype:
     return np.dtype(jnp.bfloat16) if dtype == jnp.float16 else np.dtype(dtype)
 
 
+def widen(stored: Array, dtype) -> Array:
+    """What a pool stores (floats, int8, or uint8 bits of float8_e4m3fn) as an operand of `dtype`, not yet scaled."""
+    return (float8_bits_to_float32(stored) if stored.dtype == jnp.uint8 else stored).astype(dtype)
+
+
 def float8_bits_to_float32(bits: Array) -> Array:
     """uint8 bits of float8_e4m3fn as float32, exactly; its two NaN come out as 480 and -480.
 

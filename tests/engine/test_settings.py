@@ -90,6 +90,11 @@ def test_a_pool_of_no_block_is_refused():
         resolve("cache.memory=100")
 
 
+def test_heads_that_no_kernel_takes_are_refused():
+    with pytest.raises(ConfigError, match=r"the model's heads: head_dim 264: must be in \[1, 256\]"):
+        resolve(head_dim=264)
+
+
 def test_every_setting_is_told_with_its_reason():
     _, reasons = resolve()
     told = {"device", "attention_backend", "dtype", "cache.dtype", "max_num_seqs", "max_num_batched_tokens"}

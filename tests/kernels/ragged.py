@@ -89,6 +89,8 @@ def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.nda
     # Every block is full of tokens, those of no context are dropped: cases of one shape compile nothing anew.
     rows, positions = np.divmod(np.arange(num_rows * width * case.block_size, dtype=np.int32), width * case.block_size)
     written = positions < seq_lens[rows]
+    if case.sliding_window is not None:  # what no query sees any more may be another row's by now
+        written &= positions > (seq_lens - query_lens)[rows] - case.sliding_window
     keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim) for _ in range(2))
     slots = slot_mapping(jnp.asarray(tables), rows, jnp.asarray(positions), np.ones(len(rows), bool), case.block_size)
     slots = np.where(written, slots, num_blocks * case.block_size)

@@ -175,6 +175,16 @@ def test_writes_beyond_the_pool_are_dropped(dtype):
     jax.tree.map(np.testing.assert_array_equal, written, pool)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "float8_e4m3fn"])
+def test_a_write_copies_no_pool(dtype):
+    layout = make_layout("xla", num_kv_heads=2, head_dim=64, block_size=16, dtype=dtype)
+    pool, new = layout.pool_spec(1000), jax.ShapeDtypeStruct((8, 2, 64), jnp.float32)
+    write = jax.jit(layout.write, donate_argnums=0)
+    memory = write.lower(pool, new, new, jax.ShapeDtypeStruct((8,), jnp.int32)).compile().memory_analysis()
+    assert memory.alias_size_in_bytes == sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(pool))
+    assert memory.temp_size_in_bytes < memory.alias_size_in_bytes / 100
+
+
 def test_backends_are_chosen_by_name():
     assert resolve("auto", "cpu") == "xla"
     assert resolve("xla", "tpu") == "xla"

@@ -84,7 +84,7 @@ def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh:
     try:
         _ = shapes.layouts
     except ValueError as error:
-        raise ConfigError(f"cache.block_size: {error}") from error
+        raise ConfigError(f"cache.block_size, or the model's heads: {error}") from error
     return Settings(shapes, max_model_len, max_num_batched_tokens)
 
 

@@ -78,9 +78,13 @@ class BlockMajorLayout:
         return KVPool(pool.pages.at[block, :, :, offset, :].set(pairs, mode="drop"), scales)
 
     def read_pages(self, pool: KVPool, block_ids: Array) -> tuple[Array, Array]:
-        """What the pages `block_ids` [..., B] hold for keys and values: two arrays [..., K, B * block_size, H]."""
+        """Keys and values of `block_ids` [..., B]: two arrays [..., K, B * block_size, H].
+
+        Of a quantised pool they are as stored, float8_e4m3fn as its bits.
+        """
         keys, values = self._gather(pool.pages, block_ids)
-        return lax.bitcast_convert_type(keys, self.dtype), lax.bitcast_convert_type(values, self.dtype)
+        dtype = self.storage_dtype if self.quantized else self.dtype
+        return lax.bitcast_convert_type(keys, dtype), lax.bitcast_convert_type(values, dtype)
 
     def read_scales(self, pool: KVPool, block_ids: Array) -> tuple[Array, Array] | None:
         """The scales of what read_pages gives, two arrays [..., K, B * block_size]; None if unquantised."""

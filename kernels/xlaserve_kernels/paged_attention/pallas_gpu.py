@@ -24,7 +24,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout, KVPool
 from xlaserve_kernels.paged_attention.query_blocks import MASKED, find_query_blocks
-from xlaserve_kernels.quantization import float8_bits_to_float32, scaled_dtype
+from xlaserve_kernels.quantization import scaled_dtype, widen
 
 _CHUNK = 64  # keys of a tile, at least
 _ROWS = 64  # rows of a prefill tile's products, if the group fits: queries times heads
@@ -168,7 +168,7 @@ def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_re
                 return plgpu.load(pool_ref.scales.at[page, which, head, offset], mask=read, other=0.0)
 
             keys, values = load_pages(0), load_pages(1)
-            scores = _dot(q, _widen(keys, q.dtype), trans_b=True)  # [rows, C]
+            scores = _dot(q, widen(keys, q.dtype), trans_b=True)  # [rows, C]
             if pool_ref.scales is not None:
                 scores *= load_scales(0)[None, :]
             if sizes.soft_cap is not None:
@@ -183,7 +183,7 @@ def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_re
             total = old_sum * decay + jnp.sum(weights, axis=1)
             if pool_ref.scales is not None:
                 weights *= load_scales(1)[None, :]
-            values = _widen(values, value_dtype)
+            values = widen(values, value_dtype)
             return new_max, total, acc * decay[:, None] + _dot(weights.astype(value_dtype), values)
 
         low, high = jnp.maximum(start, before), jnp.minimum(end, before_ref[block + 1])
@@ -240,11 +240,6 @@ def _nothing(sizes: _Sizes) -> tuple[Array, Array, Array]:
     """Running maximum, sum and weighted values before any key."""
     rows = jnp.zeros((sizes.rows,), jnp.float32)
     return rows + MASKED, rows, jnp.zeros((sizes.rows, sizes.padded_dim), jnp.float32)
-
-
-def _widen(pages: Array, dtype) -> Array:
-    """What the pool stores, which may be bits of float8, as an operand of `dtype`."""
-    return (float8_bits_to_float32(pages) if pages.dtype == jnp.uint8 else pages).astype(dtype)
 
 
 def _dot(a: Array, b: Array, trans_b: bool = False) -> Array:
