@@ -242,11 +242,22 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
         slot, first_key = lax.rem(tile, 2), (first_chunk_ref[block] + tile - before_ref[block]) * chunk
         end = position_ref[block] + length_ref[block]
 
+        def clear(key, dead):
+            """Zeroes the slots of key's page that are dead(offset): they may hold NaN."""
+            page = slot, lax.div(key - first_key, block_size)
+            for axis, buffer in enumerate(jax.tree.leaves(buffers)):  # tokens are rows of pages, lanes of scales
+                _clear(buffer.at[page], dead, axis, block_size)
+
         @pl.when((end < first_key + chunk) & (lax.rem(end, block_size) > 0))
         def _():
-            page = slot, lax.div(end - first_key, block_size)
-            for axis, buffer in enumerate(jax.tree.leaves(buffers)):  # tokens are rows of pages, lanes of scales
-                _clear_unwritten(buffer.at[page], lax.rem(end, block_size), axis, block_size)
+            clear(end, lambda offset: offset >= lax.rem(end, block_size))
+
+        if sizes.sliding_window is not None:
+            oldest = position_ref[block] - sizes.sliding_window + 1  # that the first query sees
+
+            @pl.when((oldest > first_key) & (lax.rem(oldest, block_size) > 0))
+            def _():
+                clear(oldest, lambda offset: offset < lax.rem(oldest, block_size))
 
         pages = jax.tree.map(lambda buffer: buffer.at[slot], buffers)
         attend = functools.partial(
@@ -268,11 +279,11 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
         out_ref[0, head] = out.astype(out_ref.dtype)
 
 
-def _clear_unwritten(page_ref, written, axis: int, block_size: int) -> None:
-    """Zeroes the slots of a page, whose tokens lie along `axis`, from `written` on: they may hold NaN."""
+def _clear(page_ref, dead, axis: int, block_size: int) -> None:
+    """Zeroes the slots of a page, whose tokens lie along `axis`, that are dead(offset)."""
     offset = lax.rem(lax.broadcasted_iota(jnp.int32, page_ref.shape, axis), block_size)
     page = page_ref[...]
-    page_ref[...] = jnp.where(offset < written, page, jnp.zeros_like(page))
+    page_ref[...] = jnp.where(dead(offset), jnp.zeros_like(page), page)
 
 
 def _attend_chunk(pages: KVPool, first_key, position, q_ref, max_ref, sum_ref, acc_ref, sizes: _Sizes,
