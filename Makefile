@@ -1,7 +1,7 @@
 # Everything here makes its own virtual environment first: nothing else needs to be typed before.
 # `make help` lists the targets. PYTHON=/path/to/python chooses the interpreter, VENV=folder where its environment goes.
 
-.PHONY: help demo serve chat test test-models lint bench aot clean
+.PHONY: help demo serve chat test test-models lint bench aot aot-full clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -39,7 +39,7 @@ chat: $(VENV)/.installed  ## Chat with the demo model in the terminal
 	$(xlaserve) chat
 
 test: $(VENV)/.installed-test  ## Run the tests that need no real model
-	$(python) -m pytest -n 2 -m "not models"
+	$(python) -m pytest -n 2 -m "not models and not aot"
 
 test-models: $(VENV)/.installed-test  ## Run the tests on real models (downloads 350 MB the first time)
 	$(python) -m pytest -m models
@@ -53,8 +53,13 @@ bench: $(VENV)/.installed-bench  ## Measure the host's work per step, and the se
 	$(python) -m benchmarks.host_step
 	$(python) -m benchmarks.serving
 
-aot: .venv-aot/.installed-cuda  ## Compile the GPU kernels for cards that are not here (downloads 4 GB the first time)
-	.venv-aot/bin/python -m benchmarks.aot_gpu
+aot: .venv-aot/.installed-aot  ## Compile a sample for TPUs and GPUs that are not here (downloads 4.5 GB the first time)
+	.venv-aot/bin/python -m benchmarks.aot.kernels
+	.venv-aot/bin/python -m pytest -m aot
+
+aot-full: .venv-aot/.installed-aot  ## Compile all kernels and the whole body for them, into docs/aot.md and docs/roofline.md (half an hour)
+	.venv-aot/bin/python -m benchmarks.aot.kernels --full --out docs/aot.md; failed=$$?; \
+	.venv-aot/bin/python -m benchmarks.roofline --out docs/roofline.md && exit $$failed
 
 clean:  ## Remove the environment and everything built (downloaded models stay, in ~/.cache/xlaserve)
 	rm -rf $(VENV) .venv-aot build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
@@ -89,8 +94,8 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	$(pip) --quiet --editable ".[test]"
 	@touch $@
 
-# jax's CUDA plugin in an environment of its own: with it, jax looks for a card at every start.
-.venv-aot/.installed-cuda: pyproject.toml
+# jax's CUDA plugin and libtpu in an environment of their own: with them, jax looks for devices at every start.
+.venv-aot/.installed-aot: pyproject.toml
 	$(MAKE) --no-print-directory VENV=.venv-aot .venv-aot/.created
-	.venv-aot/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[cuda13]"
+	.venv-aot/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[cuda13,tpu,test]"
 	@touch $@

@@ -2,15 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import flax.struct
+import jax
 from jax import Array
+from jax.sharding import Mesh
 from xlaserve_kernels.kv_write import kv_write
 from xlaserve_kernels.paged_attention import KVLayout, KVPool, paged_attention
 
 from xlaserve.layers.linear import Linear, linear, linear_spec
 from xlaserve.layers.norm import RMSNorm, norm_spec
 from xlaserve.layers.rotary import apply_rotary
+from xlaserve.sharding import RULES, PartitionSpec
 
 
 @flax.struct.dataclass
@@ -42,8 +46,9 @@ class AttentionOptions:
     head_dim: int
     scale: float
     backend: str
-    layout: KVLayout
+    layout: KVLayout  # of one device's heads
     sliding_window: int | None = None
+    mesh: Mesh | None = None  # of several devices, which share the heads: tensor parallel
 
 
 def attention_spec(
@@ -78,7 +83,10 @@ def self_attention(
     options: AttentionOptions,
     norm: Callable[[Array, RMSNorm], Array],
 ) -> tuple[Array, KVPool]:
-    """x [T, D] -> [T, D] and the KV pool with this step's tokens written. `norm` applies q_norm and k_norm per head."""
+    """x [T, D] -> [T, D] and the KV pool with this step's tokens written. `norm` applies q_norm and k_norm per head.
+
+    With a mesh, each device has a pool of its own, for its heads: the pools are concatenated along their first axis.
+    """
     heads = (x.shape[0], -1, options.head_dim)
     q = linear(x, p.q_proj).reshape(heads)  # [T, N, H]
     k = linear(x, p.k_proj).reshape(heads)  # [T, K, H]
@@ -86,6 +94,21 @@ def self_attention(
     if p.q_norm is not None and p.k_norm is not None:
         q, k = norm(q, p.q_norm), norm(k, p.k_norm)
     q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)
+    attend = partial(_write_and_attend, options=options)
+    if options.mesh is not None:
+        heads, pools, all_of_it = PartitionSpec(None, RULES["heads"]), PartitionSpec(RULES["kv_heads"]), PartitionSpec()
+        attend = jax.shard_map(
+            attend, mesh=options.mesh, in_specs=(heads, heads, heads, pools, all_of_it), out_specs=(heads, pools),
+            check_vma=False,  # Pallas kernels do not say how their results vary over the devices
+        )  # fmt: skip
+    out, kv_cache = attend(q, k, v, kv_cache, metadata)
+    return linear(out.reshape(x.shape[0], -1), p.o_proj), kv_cache
+
+
+def _write_and_attend(
+    q: Array, k: Array, v: Array, kv_cache: KVPool, metadata: AttentionMetadata, *, options: AttentionOptions
+) -> tuple[Array, KVPool]:
+    """One device's share: q [T, N, H], k and v [T, K, H] of its heads -> [T, N, H] and its KV pool, written."""
     kv_cache = kv_write(
         kv_cache,
         k,
@@ -106,4 +129,4 @@ def self_attention(
         scale=options.scale,
         sliding_window=options.sliding_window,
     )
-    return linear(out.reshape(x.shape[0], -1), p.o_proj), kv_cache
+    return out, kv_cache

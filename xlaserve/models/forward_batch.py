@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import flax.struct
 from jax import Array
+from jax.sharding import Mesh
 from xlaserve_kernels.paged_attention import KVLayout
 
 from xlaserve.layers.attention import AttentionMetadata, AttentionOptions
@@ -29,8 +30,10 @@ class AttentionPlan:
     group: tuple[int, ...]  # per layer, its index in ForwardBatch.groups
 
 
-def attention_plan(config: ModelConfig, backend: str, layouts: tuple[KVLayout, ...]) -> AttentionPlan:
-    """`layouts` has one entry per layer group."""
+def attention_plan(
+    config: ModelConfig, backend: str, layouts: tuple[KVLayout, ...], mesh: Mesh | None = None
+) -> AttentionPlan:
+    """`layouts` has one entry per layer group, for the heads of one device. `mesh`: of several devices."""
     specs = kv_specs(config)
     groups = group_of_layer(specs)
     options = tuple(
@@ -42,6 +45,7 @@ def attention_plan(config: ModelConfig, backend: str, layouts: tuple[KVLayout, .
             backend=backend,
             layout=layouts[groups[layer]],
             sliding_window=specs[groups[layer]].sliding_window,
+            mesh=mesh,
         )
         for layer in range(config.num_layers)
     )
