@@ -40,12 +40,19 @@ class Op:
     sample: tuple[str, ...]  # the shapes that stand for all: the plainest, and those with the most in them
 
 
+_STEPS = {f"{model}; {batch}": (ATTENTION[model], BATCHES[batch]) for model in ATTENTION for batch in BATCHES}
 OPS = (
     Op(
         "paged_attention",
-        {f"{model}; {batch}": (ATTENTION[model], BATCHES[batch]) for model in ATTENTION for batch in BATCHES},
+        _STEPS,
         lambda shape, backend: shape[0].call(*shape[1], backend),
         ("llama-3.1-8b; decode, 64 rows", "gemma-2-9b; mixed, 1,024 tokens"),
+    ),
+    Op(
+        "kv_write",
+        _STEPS,
+        lambda shape, backend: shape[0].write_call(*shape[1], backend),
+        ("llama-3.1-8b, int8 KV; mixed, 1,024 tokens",),
     ),
 )
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import jax
 
-from xlaserve_kernels.paged_attention import make_layout, paged_attention
+from xlaserve_kernels.kv_write import kv_write
+from xlaserve_kernels.paged_attention import KVLayout, make_layout, paged_attention
 
 BLOCK_SIZE, NUM_BLOCKS, TABLE_WIDTH = 16, 4096, 128
 
@@ -21,11 +22,14 @@ class AttentionShape:
     sinks: bool = False
     kv_dtype: str = "bfloat16"
 
-    def call(self, num_tokens: int, num_rows: int, backend: str, **placed) -> tuple[Callable, list]:
-        """(the attention, its abstract arguments), queries in bfloat16; `placed` goes to each ShapeDtypeStruct."""
-        layout = make_layout(
+    def layout(self, backend: str) -> KVLayout:
+        return make_layout(
             backend, num_kv_heads=self.num_kv_heads, head_dim=self.head_dim, block_size=BLOCK_SIZE, dtype=self.kv_dtype
         )
+
+    def call(self, num_tokens: int, num_rows: int, backend: str, **placed) -> tuple[Callable, list]:
+        """(the attention, its abstract arguments), queries in bfloat16; `placed` goes to each ShapeDtypeStruct."""
+        layout = self.layout(backend)
         attend = functools.partial(
             paged_attention, backend=backend, layout=layout, scale=self.head_dim**-0.5,
             sliding_window=self.sliding_window, soft_cap=self.soft_cap,
@@ -40,6 +44,15 @@ class AttentionShape:
             array((self.num_heads,), "float32") if self.sinks else None,
         ]
         return attend, jax.tree.map(lambda x: array(x.shape, x.dtype, **placed), arguments)
+
+    def write_call(self, num_tokens: int, num_rows: int, backend: str, **placed) -> tuple[Callable, list]:
+        """(the KV write, its abstract arguments), keys and values in bfloat16."""
+        layout, array = self.layout(backend), jax.ShapeDtypeStruct
+        new = array((num_tokens, self.num_kv_heads, self.head_dim), "bfloat16")
+        integers = array((num_tokens,), "int32"), array((num_rows + 1,), "int32")
+        arguments = [layout.pool_spec(NUM_BLOCKS), new, new, *integers]
+        write = functools.partial(kv_write, backend=backend, layout=layout)
+        return write, jax.tree.map(lambda x: array(x.shape, x.dtype, **placed), arguments)
 
 
 # Per device: with tensor parallelism of 8 a device has an eighth of the heads.

@@ -34,7 +34,7 @@ _INTERPRETED_PROGRAMS = 8  # they run one after another
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """What the two kernels are specialised on. Row r of a query block's products is query r % Bq of head r // Bq."""
 
     group: int  # g
@@ -70,10 +70,9 @@ def paged_attention_pallas_gpu(
     """
     num_tokens, num_heads, head_dim = q.shape
     kv_heads = layout.num_kv_heads
-    sizes = _choose_sizes(
-        decodes=num_tokens <= seq_lens.shape[0], group=num_heads // kv_heads, layout=layout, scale=scale,
-        sliding_window=sliding_window, soft_cap=soft_cap,
-        num_runs=_INTERPRETED_PROGRAMS if interpret else pl.cdiv(_PROGRAMS, kv_heads),
+    sizes = choose_sizes(
+        layout, group=num_heads // kv_heads, decodes=num_tokens <= seq_lens.shape[0], scale=scale,
+        sliding_window=sliding_window, soft_cap=soft_cap, interpret=interpret,
     )  # fmt: skip
     blocks = find_query_blocks(
         query_start_loc,
@@ -117,22 +116,23 @@ def paged_attention_pallas_gpu(
     )(run_length[None], before, *place, *partials, sinks, jnp.zeros_like(q))
 
 
-def _choose_sizes(*, decodes: bool, group: int, layout: BlockMajorLayout, **rest) -> _Sizes:
+def choose_sizes(layout: BlockMajorLayout, *, group: int, decodes: bool, interpret: bool = False, **rest) -> Sizes:
     query_block = 1 if decodes else max(1, _ROWS // pl.next_power_of_2(group))
-    return _Sizes(
+    return Sizes(
         group=group,
         query_block=query_block,
         rows=max(_FEWEST_ROWS, pl.next_power_of_2(group) * query_block),
         chunk=max(_CHUNK, layout.block_size),
         head_dim=layout.head_dim,
         padded_dim=pl.next_power_of_2(layout.head_dim),
+        num_runs=_INTERPRETED_PROGRAMS if interpret else pl.cdiv(_PROGRAMS, layout.num_kv_heads),
         block_size=layout.block_size,
         **rest,
     )
 
 
 def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_ref, position_ref, row_ref, chunk_ref,
-            tables_ref, q_ref, pool_ref, max_ref, sum_ref, acc_ref, *, sizes: _Sizes):  # fmt: skip
+            tables_ref, q_ref, pool_ref, max_ref, sum_ref, acc_ref, *, sizes: Sizes):  # fmt: skip
     """Walks run p for kv head k. All arrays lie in global memory; what is indexed is loaded."""
     run, head = pl.program_id(0), pl.program_id(1)
     start = run * run_length_ref[0]
@@ -198,7 +198,7 @@ def _attend(run_length_ref, first_ref, end_ref, before_ref, token_ref, length_re
 
 
 def _reduce(run_length_ref, before_ref, token_ref, length_ref, max_ref, sum_ref, acc_ref, sinks_ref, zeros_ref,
-            out_ref, *, sizes: _Sizes):  # fmt: skip
+            out_ref, *, sizes: Sizes):  # fmt: skip
     """Joins the slots of one query block and kv head, and writes its queries' outputs."""
     block, head = pl.program_id(0), pl.program_id(1)
     low, high, run_length = before_ref[block], before_ref[block + 1], run_length_ref[0]
@@ -224,7 +224,7 @@ def _reduce(run_length_ref, before_ref, token_ref, length_ref, max_ref, sum_ref,
     plgpu.store(out_ref.at[token[:, None], query_head[:, None], dims[None, :]], out, mask=wanted)
 
 
-def _queries(first_token, length, head, sizes: _Sizes) -> tuple[Array, Array, Array]:
+def _queries(first_token, length, head, sizes: Sizes) -> tuple[Array, Array, Array]:
     """Token, query head and liveness of each row of a query block's products.
 
     Rows that are not live have places of their own, if need be outside the array: a masked store is a read and a write
@@ -236,7 +236,7 @@ def _queries(first_token, length, head, sizes: _Sizes) -> tuple[Array, Array, Ar
     return first_token + query, head * sizes.group + in_group, live
 
 
-def _nothing(sizes: _Sizes) -> tuple[Array, Array, Array]:
+def _nothing(sizes: Sizes) -> tuple[Array, Array, Array]:
     """Running maximum, sum and weighted values before any key."""
     rows = jnp.zeros((sizes.rows,), jnp.float32)
     return rows + MASKED, rows, jnp.zeros((sizes.rows, sizes.padded_dim), jnp.float32)

@@ -38,7 +38,7 @@ _VMEM_LIMIT = 48 * 2**20  # bytes
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """What the kernel is specialised on. Row r of a query block's products is query r // padded_group."""
 
     padded_group: int  # g to the next power of two
@@ -74,22 +74,14 @@ def paged_attention_pallas_tpu(
     """
     num_tokens, num_heads, _ = q.shape
     group = num_heads // layout.num_kv_heads
-    padded_group = pl.next_power_of_2(group)
-    query_block = 1 if num_tokens <= seq_lens.shape[0] else max(1, _ROWS // padded_group)
-    sizes = _Sizes(
-        padded_group=padded_group,
-        query_block=query_block,
-        rows=max(_FEWEST_ROWS, query_block * padded_group),
-        chunk_blocks=chunk_blocks(layout),
-        layout=layout,
-        sliding_window=sliding_window,
-        soft_cap=soft_cap,
+    sizes = choose_sizes(
+        layout, group=group, decodes=num_tokens <= seq_lens.shape[0], sliding_window=sliding_window, soft_cap=soft_cap
     )
     blocks = find_query_blocks(
         query_start_loc,
         seq_lens,
         num_tokens=num_tokens,
-        query_block=query_block,
+        query_block=sizes.query_block,
         chunk=sizes.chunk,
         sliding_window=sliding_window,
     )
@@ -98,13 +90,25 @@ def paged_attention_pallas_tpu(
     return _ungroup(out, blocks, q, sizes)
 
 
-def chunk_blocks(layout: MergedRowsLayout) -> int:
-    """Blocks fetched per tile: a power of two, of about half a MiB."""
+def choose_sizes(
+    layout: MergedRowsLayout, *, group: int, decodes: bool, sliding_window: int | None, soft_cap: float | None
+) -> Sizes:
+    """A chunk is a power of two of blocks, of about half a MiB."""
+    padded_group = pl.next_power_of_2(group)
+    query_block = 1 if decodes else max(1, _ROWS // padded_group)
     fewest, most = (max(1, tokens // pl.next_power_of_2(layout.block_size)) for tokens in _CHUNKS)
-    return min(most, max(fewest, pl.next_power_of_2(_FETCH_BYTES // layout.block_bytes)))
+    return Sizes(
+        padded_group=padded_group,
+        query_block=query_block,
+        rows=max(_FEWEST_ROWS, query_block * padded_group),
+        chunk_blocks=min(most, max(fewest, pl.next_power_of_2(_FETCH_BYTES // layout.block_bytes))),
+        layout=layout,
+        sliding_window=sliding_window,
+        soft_cap=soft_cap,
+    )
 
 
-def _group_queries(q: Array, blocks: QueryBlocks, scale: float, sizes: _Sizes) -> Array:
+def _group_queries(q: Array, blocks: QueryBlocks, scale: float, sizes: Sizes) -> Array:
     """q [T, N, H], scaled, as [Q, K, rows, L]: one kv head's queries of a block below each other, padded with zeros."""
     num_tokens, _, head_dim = q.shape
     kv_heads, num_blocks = sizes.layout.num_kv_heads, blocks.token.shape[0]
@@ -118,7 +122,7 @@ def _group_queries(q: Array, blocks: QueryBlocks, scale: float, sizes: _Sizes) -
     return jnp.pad(q, ((0, 0), (0, 0), (0, sizes.rows - q.shape[2]), (0, 0)))
 
 
-def _ungroup(out: Array, blocks: QueryBlocks, q: Array, sizes: _Sizes) -> Array:
+def _ungroup(out: Array, blocks: QueryBlocks, q: Array, sizes: Sizes) -> Array:
     """out [Q, K, rows, L] as [T, N, H]; zeros for tokens of no row."""
     num_tokens, num_heads, head_dim = q.shape
     kv_heads, first = sizes.layout.num_kv_heads, sizes.layout.first_value_lane
@@ -135,7 +139,7 @@ def _ungroup(out: Array, blocks: QueryBlocks, q: Array, sizes: _Sizes) -> Array:
     return out.reshape(q.shape)
 
 
-def _spread_sinks(sinks: Array | None, group: int, sizes: _Sizes) -> tuple[Array, Array]:
+def _spread_sinks(sinks: Array | None, group: int, sizes: Sizes) -> tuple[Array, Array]:
     """Running maximum and sum before any key, [K, rows, 128]: a sink is a key that has no value."""
     shape = (sizes.layout.num_kv_heads, sizes.rows, LANES)
     if sinks is None:
@@ -146,7 +150,7 @@ def _spread_sinks(sinks: Array | None, group: int, sizes: _Sizes) -> tuple[Array
 
 
 def _call(q: Array, kv_pool: KVPool, block_tables: Array, start: tuple[Array, Array], blocks: QueryBlocks,
-          sizes: _Sizes, interpret: bool) -> Array:  # fmt: skip
+          sizes: Sizes, interpret: bool) -> Array:  # fmt: skip
     num_blocks, kv_heads, rows, lanes = q.shape
     num_rows, width = block_tables.shape
     pages = pl.cdiv(width, LANES)
@@ -181,7 +185,7 @@ def _call(q: Array, kv_pool: KVPool, block_tables: Array, start: tuple[Array, Ar
 
 def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tables_ref, start_refs, q_ref, pool_refs,
             out_ref, table_buffer, buffers, max_ref, sum_ref, acc_ref, table_sems, kv_sems, *,
-            sizes: _Sizes):  # fmt: skip
+            sizes: Sizes):  # fmt: skip
     """Grid step b: all tiles of query block b."""
     block = pl.program_id(0)
     num_tiles = before_ref[before_ref.shape[0] - 1]
@@ -286,7 +290,7 @@ def _clear(page_ref, dead, axis: int, block_size: int) -> None:
     page_ref[...] = jnp.where(dead(offset), jnp.zeros_like(page), page)
 
 
-def _attend_chunk(pages: KVPool, first_key, position, q_ref, max_ref, sum_ref, acc_ref, sizes: _Sizes,
+def _attend_chunk(pages: KVPool, first_key, position, q_ref, max_ref, sum_ref, acc_ref, sizes: Sizes,
                   rows: int) -> None:  # fmt: skip
     """Joins one chunk of keys to the running softmax of the first `rows` rows of every kv head."""
     shape = (rows, sizes.chunk)
@@ -319,7 +323,7 @@ def _attend_chunk(pages: KVPool, first_key, position, q_ref, max_ref, sum_ref, a
         acc_ref[head, :rows] = acc_ref[head, :rows] * decay[:, :1] + products
 
 
-def _spread_scales(scales_ref, sizes: _Sizes) -> list[Array]:
+def _spread_scales(scales_ref, sizes: Sizes) -> list[Array]:
     """Scales [B, scale_rows, 128] of a chunk as rows [1, C]: of a head's keys, then of its values, head by head.
 
     Row c of `own` keeps the lanes that belong to key c; the product gathers those of one part. Exact: every sum has one
