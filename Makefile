@@ -55,7 +55,7 @@ bench: $(VENV)/.installed-bench  ## Measure the host's work per step, and the se
 
 aot: .venv-aot/.installed-aot  ## Compile a sample for TPUs and GPUs that are not here (downloads 4.5 GB the first time)
 	.venv-aot/bin/python -m benchmarks.aot.kernels
-	.venv-aot/bin/python -m pytest -m aot
+	.venv-aot/bin/python -m pytest -m aot tests/aot
 
 aot-full: .venv-aot/.installed-aot  ## Compile all kernels and the whole body for them, into docs/aot.md and docs/roofline.md (half an hour)
 	.venv-aot/bin/python -m benchmarks.aot.kernels --full --out docs/aot.md; failed=$$?; \

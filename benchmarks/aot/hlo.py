@@ -206,7 +206,8 @@ class Program:
         inside = self.computations[instruction.called[0]].values()
         half = max((elements(i.type) for i in inside if i.opcode not in _FREE), default=math.inf) / 2
         large = {i.opcode for i in inside if elements(i.type) >= half}
-        return "parameter" in large and MOVES >= large - _FREE != set()
+        moving = large - _FREE
+        return "parameter" in large and bool(moving) and moving <= MOVES
 
     def _moving_opcode(self, fusion: Instruction) -> str:
         """Of what a fusion does, what costs most to think about: its last movement that is no conversion."""
