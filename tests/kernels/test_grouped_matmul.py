@@ -26,7 +26,7 @@ def assert_close(sizes, num_tokens, inputs, out, backend, dtype=jnp.float32):
     rng = np.random.default_rng(0)
     x, weights = (
         jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
-        for shape in ((num_tokens, inputs), (len(sizes), out, inputs))
+        for shape in ((num_tokens, inputs), (len(sizes), inputs, out))
     )
     y = _multiply(x, weights, np.array(sizes, np.int32), backend=backend)
     expected = grouped_matmul_reference(x, weights, sizes)
@@ -58,12 +58,12 @@ def test_bfloat16(backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_tokens_of_no_group_may_hold_anything(backend):
     x = jnp.ones((5, 64)).at[3:].set(jnp.nan)
-    y = _multiply(x, jnp.ones((3, 8, 64)), np.array([2, 0, 1], np.int32), backend=backend)
+    y = _multiply(x, jnp.ones((3, 64, 8)), np.array([2, 0, 1], np.int32), backend=backend)
     np.testing.assert_array_equal(y[:, 0], [64, 64, 64, 0, 0])
 
 
 def test_the_kernel_does_not_read_weights_of_empty_groups():
-    weights = jnp.ones((3, 8, 64)).at[1].set(jnp.nan)
+    weights = jnp.ones((3, 64, 8)).at[1].set(jnp.nan)
     y = _multiply(jnp.ones((5, 64)), weights, np.array([2, 0, 3], np.int32), backend="pallas_gpu_interpret")
     np.testing.assert_array_equal(y, 64)
 
@@ -73,8 +73,8 @@ def test_the_kernel_does_not_read_weights_of_empty_groups():
     [
         (dict(x=np.ones(8, np.float32)), r"x has shape \[8\]: must be \[T, in\]"),
         (dict(x=np.ones((4, 8), np.float16)), "x has dtype float16: must be float32 or bfloat16"),
-        (dict(weights=np.ones((2, 3, 7), np.float32)), r"weights has shape \[2, 3, 7\]: must be \[E, out, 8\]"),
-        (dict(weights=np.ones((2, 3, 8), np.float16)), "weights has dtype float16: must be float32"),
+        (dict(weights=np.ones((2, 7, 3), np.float32)), r"weights has shape \[2, 7, 3\]: must be \[E, 8, out\]"),
+        (dict(weights=np.ones((2, 8, 3), np.float16)), "weights has dtype float16: must be float32"),
         (dict(group_sizes=np.ones(3, np.int32)), r"group_sizes has shape \[3\]: must be \[2\]"),
         (dict(group_sizes=np.ones(2, np.float32)), "group_sizes has dtype float32: must be int32"),
         (dict(backend="cuda"), "backend 'cuda': must be one of xla, pallas_gpu"),
@@ -83,7 +83,7 @@ def test_the_kernel_does_not_read_weights_of_empty_groups():
 def test_an_argument_that_does_not_fit_is_named(change, message):
     good = dict(
         x=np.ones((4, 8), np.float32),
-        weights=np.ones((2, 3, 8), np.float32),
+        weights=np.ones((2, 8, 3), np.float32),
         group_sizes=np.ones(2, np.int32),
         backend="xla",
     )

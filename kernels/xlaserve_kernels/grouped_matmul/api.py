@@ -16,16 +16,17 @@ IMPLEMENTATIONS = {
 
 
 def grouped_matmul(x: Array, weights: Array, group_sizes: Array, *, backend: str) -> Array:
-    """x [T, in], sorted by group, times each token's weight of weights [E, out, in] -> [T, out] in x's dtype.
+    """x [T, in], sorted by group, times each token's weight of weights [E, in, out] -> [T, out] in x's dtype.
 
     x and weights: float32 or bfloat16, both the same; group_sizes int32 [E]: how many tokens each group has, any may be
     zero. Their sum is at most T (not checked, as it is known only on the device); tokens behind it come back as zeros.
-    Accumulated in float32. Raises ValueError naming the argument at fault.
+    Accumulated in float32. Weights are not [out, in] as others are: where only the outputs are a multiple of 128, as in
+    gpt-oss, XLA for TPUs would copy all experts at every call. Raises ValueError naming the argument at fault.
     """
     if backend not in IMPLEMENTATIONS:
         raise ValueError(f"backend {backend!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
     _expect("x", x, x.ndim == 2, "[T, in]")
-    _expect("weights", weights, weights.ndim == 3 and weights.shape[2] == x.shape[1], f"[E, out, {x.shape[1]}]")
+    _expect("weights", weights, weights.ndim == 3 and weights.shape[1] == x.shape[1], f"[E, {x.shape[1]}, out]")
     _expect("group_sizes", group_sizes, group_sizes.shape == weights.shape[:1], f"[{weights.shape[0]}]")
     for name, array, allowed in (
         ("x", x, (jnp.float32, jnp.bfloat16)),

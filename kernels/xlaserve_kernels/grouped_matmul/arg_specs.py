@@ -23,7 +23,7 @@ class GroupedShape:
         """(the product, its abstract arguments) in bfloat16, a token once for each of its experts."""
         shapes = (
             ((num_tokens * self.per_token, self.inputs), jnp.bfloat16),
-            ((self.experts, self.outputs, self.inputs), jnp.bfloat16),
+            ((self.experts, self.inputs, self.outputs), jnp.bfloat16),
             ((self.experts,), jnp.int32),
         )
         arguments = [jax.ShapeDtypeStruct(shape, dtype, **placed) for shape, dtype in shapes]

@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from xlaserve_kernels.products import dot_transposed
+from xlaserve_kernels.products import dot
 
 _FEWEST_ROWS = 16  # of a Triton product
 
@@ -31,7 +31,7 @@ class _Tile:
 
 def grouped_matmul_pallas_gpu(x: Array, weights: Array, group_sizes: Array, *, interpret: bool = False) -> Array:
     """See api.py. `interpret` runs it on any platform, for tests."""
-    num_tokens, num_groups, out = x.shape[0], weights.shape[0], weights.shape[1]
+    num_tokens, num_groups, out = x.shape[0], weights.shape[0], weights.shape[2]
     rows = min(max(pl.next_power_of_2(pl.cdiv(num_tokens, num_groups)), _FEWEST_ROWS), 128)
     tile = _Tile(rows, 64 if rows <= 64 else 128, 64)
     group, start, length = find_tiles(group_sizes, num_tokens, tile.tokens)
@@ -64,7 +64,7 @@ def find_tiles(group_sizes: Array, num_tokens: int, tile_tokens: int) -> tuple[A
 def _kernel(group_ref, start_ref, length_ref, x_ref, w_ref, out_ref, *, tile: _Tile):
     index = pl.program_id(0)
     group, length = group_ref[index], length_ref[index]
-    (num_groups, num_outputs, num_inputs), row = w_ref.shape, jnp.arange(tile.tokens)
+    (num_groups, num_inputs, num_outputs), row = w_ref.shape, jnp.arange(tile.tokens)
     rows, in_rows = start_ref[index] + row, row < length
     columns = pl.program_id(1) * tile.outputs + jnp.arange(tile.outputs)
     in_columns = columns < num_outputs
@@ -74,9 +74,9 @@ def _kernel(group_ref, start_ref, length_ref, x_ref, w_ref, out_ref, *, tile: _T
         inside = inputs < num_inputs
         x = plgpu.load(x_ref.at[rows[:, None], inputs[None, :]], mask=in_rows[:, None] & inside[None, :], other=0.0)
         w = plgpu.load(
-            w_ref.at[group, columns[:, None], inputs[None, :]], mask=in_columns[:, None] & inside[None, :], other=0.0
+            w_ref.at[group, inputs[:, None], columns[None, :]], mask=inside[:, None] & in_columns[None, :], other=0.0
         )
-        return acc + dot_transposed(x, w)
+        return acc + dot(x, w)
 
     live = (group < num_groups) & (length > 0)
     steps = jnp.where(live, jnp.int32(pl.cdiv(num_inputs, tile.inputs)), jnp.int32(0))
