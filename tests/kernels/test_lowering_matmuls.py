@@ -1,4 +1,4 @@
-"""The kernels around attention become code for chips that are not here, at shapes of real models; nothing is compiled."""
+"""The kernels around attention become code for chips that are not here, at shapes of real models. None is compiled."""
 
 import functools
 
@@ -32,23 +32,24 @@ def assert_lowers(call, *options, target: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize(
-    ("shape", "num_tokens"), [("llama-3.1-8b o", 1024), ("gpt-oss-20b qkv", 64), ("smollm2-135m gate_up", 9)]
+    ("shape", "num_tokens", "variant"),
+    [("gpt-oss-20b qkv", 9, variant) for variant in VARIANTS]
+    + [("llama-3.1-8b o", 1024, "w8a8 by group"), ("smollm2-135m gate_up", 64, "w4a16")],
 )
 def test_quantized_matmul(shape, num_tokens, variant, target):
     assert_lowers(MATMULS[shape].call, num_tokens, variant, target=target, name="quantized_matmul")
 
 
 @pytest.mark.parametrize("target", ["cuda", "rocm"])
-@pytest.mark.parametrize("shape", GROUPED_MATMULS)
+@pytest.mark.parametrize("shape", ["qwen3-30b-a3b gate_up", "gpt-oss-20b down"])
 def test_grouped_matmul(shape, target):
     assert_lowers(GROUPED_MATMULS[shape].call, 64, target=target, name="grouped_matmul")
 
 
 @pytest.mark.parametrize("target", ["cuda", "rocm"])
 @pytest.mark.parametrize("quantized", [False, True])
-@pytest.mark.parametrize("shape", ["gemma-3-27b", "smollm2-135m"])
+@pytest.mark.parametrize("shape", ["gemma-3-27b"])
 def test_add_rms_norm(shape, quantized, target):
     assert_lowers(NORMS[shape].call, 64, quantized, target=target, name="add_rms_norm")
 

@@ -80,13 +80,12 @@ def test_scales_in_bfloat16_and_no_zero_points(backend):
     assert_close(x, weight, bias, backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("mode", ["w8a8", "fp8_w8a8"])
-def test_activations_are_quantised_if_they_are_not_yet(mode, backend):
+def test_activations_are_quantised_if_they_are_not_yet(mode):
     x, weight, _ = drawn(mode, None, 160, 72, 9)
     pair = _quantize(x, MODES[mode].activations)
-    expected = _multiply(pair, weight, backend=backend, out_dtype=jnp.float32)
-    np.testing.assert_array_equal(_multiply(x, weight, backend=backend), expected)
+    expected = _multiply(pair, weight, backend="xla", out_dtype=jnp.float32)
+    np.testing.assert_array_equal(_multiply(x, weight, backend="xla"), expected)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -58,7 +58,7 @@ def find_tiles(group_sizes: Array, num_tokens: int, tile_tokens: int) -> tuple[A
     group = jnp.minimum(jnp.searchsorted(tiles_end, index, side="right", method="compare_all"), num_groups)
     offset = (index - (tiles_end - tiles)[group]) * tile_tokens
     length = jnp.clip(sizes[group] - offset, 0, tile_tokens)
-    return tuple(a.astype(jnp.int32) for a in (group, (tokens_end - sizes)[group] + offset, length))
+    return group.astype(jnp.int32), (tokens_end - sizes)[group] + offset.astype(jnp.int32), length.astype(jnp.int32)
 
 
 def _kernel(group_ref, start_ref, length_ref, x_ref, w_ref, out_ref, *, tile: _Tile):
