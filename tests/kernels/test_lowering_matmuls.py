@@ -34,8 +34,7 @@ def assert_lowers(call, *options, target: str, name: str) -> None:
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("shape", "num_tokens", "variant"),
-    [("gpt-oss-20b qkv", 9, variant) for variant in VARIANTS]
-    + [("llama-3.1-8b o", 1024, "w8a8 by group"), ("smollm2-135m gate_up", 64, "w4a16")],
+    [("smollm2-135m gate_up", 9, variant) for variant in VARIANTS] + [("llama-3.1-8b o", 1024, "w8a8 by group")],
 )
 def test_quantized_matmul(shape, num_tokens, variant, target):
     assert_lowers(MATMULS[shape].call, num_tokens, variant, target=target, name="quantized_matmul")
