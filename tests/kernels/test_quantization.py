@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from xlaserve_kernels.quantization import LARGEST, float8_bits_to_float32, quantize
+from xlaserve_kernels.quantization import LARGEST, quantize, quantize_groups, widen
 
 MAGNITUDES = 10.0 ** np.linspace(-38, 37, 300)
 
@@ -49,12 +49,22 @@ def test_zeros_stay_zeros_and_what_is_not_finite_shows(dtype):
     assert not np.isfinite(scales[2:]).any()
 
 
-def test_another_axis():
-    x = jnp.asarray(vectors()[:8])
-    values, scales = quantize(x, "int8", axis=0)
-    transposed, same = quantize(x.T, "int8")
-    np.testing.assert_array_equal(values, transposed.T)
-    np.testing.assert_array_equal(scales, same)
+@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("group", [None, 32, 1])
+def test_groups_have_scales_of_their_own(dtype, group):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((5, 96), np.float32))
+    values, scales = quantize_groups(x, dtype, group)
+    assert scales.shape == (5, 96 // (group or 96))
+    for index in range(scales.shape[1]):
+        part = slice(index * (group or 96), (index + 1) * (group or 96))
+        expected, scale = quantize(x[:, part], dtype)
+        np.testing.assert_array_equal(values[:, part], expected)
+        np.testing.assert_array_equal(scales[:, index], scale)
+
+
+def test_a_group_that_does_not_divide_the_vector_is_named():
+    with pytest.raises(ValueError, match=r"group_size 3: must divide the last axis of x, \[2, 8\]"):
+        quantize_groups(jnp.ones((2, 8)), jnp.int8, 3)
 
 
 def test_ties_go_to_even():
@@ -72,6 +82,6 @@ def test_other_dtypes_are_refused(dtype):
 def test_every_float8_from_its_bits():
     bits = np.arange(256, dtype=np.uint8)
     expected = bits.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-    found = np.asarray(float8_bits_to_float32(jnp.asarray(bits)))
+    found = np.asarray(widen(jnp.asarray(bits), "float32"))
     assert (found[np.isnan(expected)] == [480, -480]).all()
     np.testing.assert_array_equal(found[~np.isnan(expected)], expected[~np.isnan(expected)])

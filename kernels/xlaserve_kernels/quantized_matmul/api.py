@@ -1,0 +1,102 @@
+"""Matrix products with quantised weights: argument checks and dispatch to the backend named."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from xlaserve_kernels.quantization import quantize_groups
+from xlaserve_kernels.quantized_matmul.pallas_gpu import quantized_matmul_pallas_gpu
+from xlaserve_kernels.quantized_matmul.pallas_tpu import quantized_matmul_pallas_tpu
+from xlaserve_kernels.quantized_matmul.weight import MODES, QuantizedWeight, check_group_size, check_mode
+from xlaserve_kernels.quantized_matmul.xla import quantized_matmul_xla
+
+IMPLEMENTATIONS = {
+    "xla": quantized_matmul_xla,
+    "pallas_tpu": quantized_matmul_pallas_tpu,
+    "pallas_tpu_interpret": functools.partial(quantized_matmul_pallas_tpu, interpret=True),
+    "pallas_gpu": quantized_matmul_pallas_gpu,
+    "pallas_gpu_interpret": functools.partial(quantized_matmul_pallas_gpu, interpret=True),
+}
+
+
+def quantized_matmul(
+    x: Array | tuple[Array, Array],
+    weight: QuantizedWeight,
+    bias: Array | None = None,
+    *,
+    backend: str,
+    out_dtype=None,
+) -> Array:
+    """x [T, in] times the weight [out, in], plus bias [out] -> [T, out].
+
+    x: float32 or bfloat16; where the mode quantises activations, as is then done here, also a pair as
+    `quantize_groups(x, dtype, group_size)` gives. Products of int8 are summed exactly within a group, all else in float32; scales, bias and
+    the conversion to `out_dtype` (float32 or bfloat16; default x's, required with a pair) are applied to that sum.
+    Raises ValueError naming the argument at fault.
+    """
+    if backend not in IMPLEMENTATIONS:
+        raise ValueError(f"backend {backend!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
+    check_weight(weight)
+    x, x_scales = x if isinstance(x, tuple) else (x, None)
+    _check_x(x, x_scales, weight)
+    if out_dtype is None and x_scales is not None:
+        raise ValueError("out_dtype: must be given with quantised activations")
+    out_dtype = np.dtype(x.dtype if out_dtype is None else out_dtype)
+    if out_dtype not in (jnp.float32, jnp.bfloat16):
+        raise ValueError(f"out_dtype {out_dtype}: must be float32 or bfloat16")
+    if bias is not None and bias.shape != (weight.out_features,):
+        raise ValueError(f"bias has shape {list(bias.shape)}: must be [{weight.out_features}]")
+    activations = MODES[weight.mode].activations
+    if activations is not None and x_scales is None:
+        x, x_scales = quantize_groups(x, activations, weight.group_size)
+    return IMPLEMENTATIONS[backend](x, x_scales, weight, bias, out_dtype)
+
+
+def check_weight(weight: QuantizedWeight) -> None:
+    """Raises ValueError naming the field that does not fit the others."""
+    values, scales, zeros = weight.values, weight.scales, weight.zeros
+    check_mode(weight.mode)
+    _expect("weight.values", values, values.ndim == 2, "[out, in]")
+    check_group_size(weight.group_size, weight.mode, weight.in_features)
+    mode, out = MODES[weight.mode], weight.out_features
+    _expect_dtype("weight.values", values, mode.values)
+    if mode.packed:
+        group = weight.group_size or 1
+        _expect("weight.scales", scales, scales.ndim == 2 and scales.shape[1] == out, f"[in / {group}, {out}]")
+        _expect_dtype("weight.scales", scales, jnp.float32, jnp.bfloat16)
+        width = -(-scales.shape[0] // 2) * group
+        _expect("weight.values", values, values.shape[1] == width, f"[out, {width}] with {scales.shape[0]} groups")
+    else:
+        _expect("weight.scales", scales, scales.shape == (out,), f"[{out}]")
+        _expect_dtype("weight.scales", scales, jnp.float32)
+    if zeros is not None:
+        if not mode.packed:
+            raise ValueError(f"weight.zeros: must be None with {weight.mode}")
+        _expect("weight.zeros", zeros, zeros.shape == scales.shape, str(list(scales.shape)))
+        _expect_dtype("weight.zeros", zeros, scales.dtype)
+
+
+def _check_x(x: Array, x_scales: Array | None, weight: QuantizedWeight) -> None:
+    _expect("x", x, x.ndim == 2 and x.shape[1] == weight.in_features, f"[T, {weight.in_features}]")
+    if x_scales is None:
+        _expect_dtype("x", x, jnp.float32, jnp.bfloat16)
+        return
+    activations = MODES[weight.mode].activations
+    if activations is None:
+        raise ValueError(f"x is a pair of values and scales: {weight.mode} takes activations that are not quantised")
+    _expect_dtype("x", x, activations)
+    scales_shape = (x.shape[0], weight.in_features // (weight.group_size or weight.in_features))
+    _expect("x's scales", x_scales, x_scales.shape == scales_shape, str(list(scales_shape)))
+    _expect_dtype("x's scales", x_scales, jnp.float32)
+
+
+def _expect(name: str, array: Array, ok: bool, allowed: str) -> None:
+    if not ok:
+        raise ValueError(f"{name} has shape {list(array.shape)}: must be {allowed}")
+
+
+def _expect_dtype(name: str, array: Array, *allowed) -> None:
+    if array.dtype not in allowed:
+        raise ValueError(f"{name} has dtype {array.dtype}: must be {' or '.join(str(np.dtype(d)) for d in allowed)}")
