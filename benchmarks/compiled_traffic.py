@@ -39,7 +39,7 @@ def device(target: str) -> tuple[SingleDeviceSharding, AbstractDevice]:
     topology = topologies.get_topology_desc(
         platform="cuda", topology_name="card", topology="1x1x1", target_config=_DESCRIPTION.format(**card)
     )
-    return SingleDeviceSharding(topology.devices[0]), AbstractDevice(card["kind"], None, "gpu")
+    return SingleDeviceSharding(topology.devices[0]), AbstractDevice(str(card["kind"]), None, "gpu")
 
 
 def cases() -> Iterator[tuple[str, dict, Callable]]:
@@ -60,10 +60,11 @@ def line(target: str, name: str, backend: str, num_tokens: int, call: Callable) 
     function, arguments = call(num_tokens, backend, sharding=here)
     with jax.sharding.use_abstract_mesh(AbstractMesh((), (), abstract_device=kind)):
         compiled = jax.jit(function, out_shardings=here).lower(*arguments).compile()
-    memory = compiled.memory_analysis()
-    assert memory is not None
+    memory, text = compiled.memory_analysis(), compiled.as_text()
+    assert memory is not None  # neither is, but of backends that keep no account
+    assert text is not None
     least = memory.argument_size_in_bytes + memory.output_size_in_bytes
-    kernels, moved = traffic(compiled.as_text())
+    kernels, moved = traffic(text)
     sizes = f"{moved / 2**20:.1f} | {least / 2**20:.1f} | {moved / least:.2f}"
     return f"| {target} | {name} | {num_tokens} | {backend} | {kernels} | {sizes} |"
 
