@@ -35,7 +35,8 @@ def _of(program: Program, computation: str) -> tuple[int, int]:
         kernels += 1
         moved += _written(instruction)
         for place, operand in enumerate(program.operands(instruction)):
-            moved += min(_written(operand), _read(program, instruction, place))
+            sliced = _sliced(program, instruction, place)
+            moved += _written(operand) if sliced is None else min(sliced, _written(operand))
     return kernels, moved
 
 
@@ -47,12 +48,13 @@ def _written(instruction: Instruction) -> int:
     return array_bytes(type_text, on_chip=False)
 
 
-def _read(program: Program, instruction: Instruction, place: int) -> float:
-    """The bytes that a fusion reads of operand `place`, if it only slices it; else no bound."""
-    if instruction.opcode == "fusion":
-        inside = program.computations[instruction.called[0]].values()
-        parameter = next((i.name for i in inside if i.opcode == "parameter" and i.index == place), None)
-        users = [i for i in inside if parameter in i.operands]
-        if users and all(i.opcode in ("dynamic-slice", "slice") for i in users):
-            return sum(map(_written, users))
-    return float("inf")
+def _sliced(program: Program, instruction: Instruction, place: int) -> int | None:
+    """The bytes that a fusion reads of operand `place`, if all it does with it is to slice it."""
+    if instruction.opcode != "fusion":
+        return None
+    inside = program.computations[instruction.called[0]].values()
+    parameter = next((i.name for i in inside if i.opcode == "parameter" and i.index == place), None)
+    users = [i for i in inside if parameter in i.operands]
+    if users and all(i.opcode in ("dynamic-slice", "slice") for i in users):
+        return sum(map(_written, users))
+    return None

@@ -32,8 +32,9 @@ def quantized_matmul(
     """x [T, in] times the weight [out, in], plus bias [out] -> [T, out].
 
     x: float32 or bfloat16; where the mode quantises activations, as is then done here, also a pair as
-    `quantize_groups(x, dtype, group_size)` gives. Products of int8 are summed exactly within a group, all else in float32; scales, bias and
-    the conversion to `out_dtype` (float32 or bfloat16; default x's, required with a pair) are applied to that sum.
+    `quantize_groups(x, dtype, group_size)` gives. Products of int8 are summed exactly within a group, all else in
+    float32; scales, bias and the conversion to `out_dtype` (float32 or bfloat16; default x's, required with a pair) are
+    applied to that sum.
     Raises ValueError naming the argument at fault.
     """
     if backend not in IMPLEMENTATIONS:
