@@ -9,6 +9,8 @@ from xlaserve_kernels.paged_attention import KVPool, make_layout, paged_attentio
 from xlaserve_kernels.paged_attention.reference import paged_attention_reference
 from xlaserve_kernels.quantization import LARGEST, quantize
 
+_quantize = jax.jit(quantize, static_argnames="dtype")
+_write = jax.jit(lambda layout, *arguments: layout.write(*arguments), static_argnums=0)
 _attend = jax.jit(paged_attention, static_argnames=("backend", "layout", "scale", "sliding_window", "soft_cap"))
 
 
@@ -43,7 +45,7 @@ def as_stored(x: jax.Array, dtype) -> np.ndarray:
     """Keys or values [..., H] as the pool gives them back, float64."""
     if np.dtype(dtype).name not in LARGEST:
         return np.asarray(x.astype(dtype), np.float64)
-    values, scales = (np.asarray(part, np.float64) for part in quantize(x, dtype))
+    values, scales = (np.asarray(part, np.float64) for part in _quantize(x, dtype=np.dtype(dtype)))
     return values * scales[..., None]
 
 
@@ -77,7 +79,7 @@ def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.nda
     slots = slot_mapping(jnp.asarray(tables), rows, jnp.asarray(positions), np.ones(len(rows), bool), case.block_size)
     slots = np.where(written, slots, num_blocks * case.block_size)
     pool = full_of_nan(layout, num_blocks)
-    pool = layout.write(pool, keys, values, jnp.asarray(slots))
+    pool = _write(layout, pool, keys, values, jnp.asarray(slots))
     q = draw(num_tokens, case.num_heads, case.head_dim)
     sinks = 3 * draw(case.num_heads, dtype=jnp.float32) if case.sinks else None
     options = dict(scale=case.head_dim**-0.5, sliding_window=case.sliding_window, soft_cap=case.soft_cap)
