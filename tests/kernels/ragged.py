@@ -1,5 +1,6 @@
 """Ragged paged-attention cases, shared by the tests of every backend: shuffled tables, NaN in every unused slot."""
 
+import functools
 from dataclasses import dataclass
 
 import jax
@@ -10,6 +11,8 @@ from xlaserve_kernels.paged_attention.merged_rows import LANES, MergedRowsLayout
 from xlaserve_kernels.paged_attention.reference import paged_attention_reference
 from xlaserve_kernels.quantization import LARGEST, quantize
 
+_quantize = jax.jit(quantize, static_argnames="dtype")
+_write = jax.jit(lambda layout, *arguments: layout.write(*arguments), static_argnums=0)
 _attend = jax.jit(paged_attention, static_argnames=("backend", "layout", "scale", "sliding_window", "soft_cap"))
 
 
@@ -40,20 +43,21 @@ def full_of_nan(layout, num_blocks: int) -> KVPool:
     return KVPool(filled, None if scales is None else jnp.full(scales.shape, jnp.nan, scales.dtype))
 
 
-def filled(layout, num_blocks: int, keys: jax.Array, values: jax.Array, slots: np.ndarray) -> KVPool:
+@functools.partial(jax.jit, static_argnames=("layout", "num_blocks"))  # one compilation instead of ten
+def filled(layout, num_blocks: int, keys: jax.Array, values: jax.Array, slots: jax.Array) -> KVPool:
     """A pool with `keys`, `values` [T, K, H] at `slots` [T], those beyond the pool dropped, and NaN elsewhere."""
     pool = full_of_nan(layout, num_blocks)
     if not isinstance(layout, MergedRowsLayout):
-        return layout.write(pool, keys, values, jnp.asarray(slots))
+        return layout.write(pool, keys, values, slots)
     block, offset = slots // layout.block_size, slots % layout.block_size
-    pages, scales = layout.merge(keys, values)
-    rows = np.arange(pages.shape[1]) * layout.block_size + offset[:, None]
-    pages = pool.pages.at[block[:, None], rows].set(pages, mode="drop")
-    if scales is not None:
-        owner = np.arange(LANES) % layout.block_size == offset[:, None]  # [T, 128]
-        everywhere = np.broadcast_to(block[:, None, None], scales.shape)
-        places = np.where(owner[:, None], everywhere, num_blocks), *np.indices(scales.shape)[1:]
-        scales = pool.scales.at[places].set(scales, mode="drop")
+    new = layout.merge(keys, values)
+    rows = jnp.arange(new.pages.shape[1]) * layout.block_size + offset[:, None]
+    pages, scales = pool.pages.at[block[:, None], rows].set(new.pages, mode="drop"), pool.scales
+    if new.scales is not None:
+        owner = jnp.arange(LANES) % layout.block_size == offset[:, None]  # [T, 128]
+        everywhere = jnp.broadcast_to(block[:, None, None], new.scales.shape)
+        places = jnp.where(owner[:, None], everywhere, num_blocks), *jnp.indices(new.scales.shape)[1:]
+        scales = scales.at[places].set(new.scales, mode="drop")
     return KVPool(pages, scales)
 
 
@@ -61,7 +65,7 @@ def as_stored(x: jax.Array, dtype) -> np.ndarray:
     """Keys or values [..., H] as the pool gives them back, float64."""
     if np.dtype(dtype).name not in LARGEST:
         return np.asarray(x.astype(dtype), np.float64)
-    values, scales = (np.asarray(part, np.float64) for part in quantize(x, dtype))
+    values, scales = (np.asarray(part, np.float64) for part in _quantize(x, dtype=np.dtype(dtype)))
     return values * scales[..., None]
 
 
@@ -94,7 +98,7 @@ def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.nda
     keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim) for _ in range(2))
     slots = slot_mapping(jnp.asarray(tables), rows, jnp.asarray(positions), np.ones(len(rows), bool), case.block_size)
     slots = np.where(written, slots, num_blocks * case.block_size)
-    pool = filled(layout, num_blocks, keys, values, slots)
+    pool = filled(layout, num_blocks, keys, values, jnp.asarray(slots))
     q = draw(num_tokens, case.num_heads, case.head_dim)
     sinks = 3 * draw(case.num_heads, dtype=jnp.float32) if case.sinks else None
     options = dict(scale=case.head_dim**-0.5, sliding_window=case.sliding_window, soft_cap=case.soft_cap)
