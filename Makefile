@@ -1,7 +1,7 @@
 # Everything here makes its own virtual environment first: nothing else needs to be typed before.
 # `make help` lists the targets. PYTHON=/path/to/python chooses the interpreter, VENV=folder where its environment goes.
 
-.PHONY: help demo serve chat test test-models lint bench aot aot-full clean
+.PHONY: help demo serve chat test kernels test-models lint bench aot aot-full clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -39,7 +39,10 @@ chat: $(VENV)/.installed  ## Chat with the demo model in the terminal
 	$(xlaserve) chat
 
 test: $(VENV)/.installed-test  ## Run the tests that need no real model
-	$(python) -m pytest -n 2 -m "not models and not aot"
+	$(python) -m pytest -n 2 -m "not models and not aot and not kernels"
+
+kernels: $(VENV)/.installed-test  ## Interpret the Pallas kernels for TPUs and GPUs, case by case, against the reference
+	$(python) -m pytest -n 2 -m kernels
 
 test-models: $(VENV)/.installed-test  ## Run the tests on real models (downloads 350 MB the first time)
 	$(python) -m pytest -m models
