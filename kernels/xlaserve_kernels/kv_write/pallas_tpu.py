@@ -18,6 +18,7 @@ from xlaserve_kernels.paged_attention.layout import NULL_BLOCK, KVPool
 from xlaserve_kernels.paged_attention.merged_rows import LANES, MergedRowsLayout
 
 
+@functools.partial(jax.jit, static_argnames=("layout", "interpret"))  # memory spaces are chosen in compiled code only
 def kv_write_pallas_tpu(
     pool: KVPool,
     keys: Array,
@@ -46,6 +47,7 @@ def kv_write_pallas_tpu(
     tokens = jax.tree.map(lambda x: jnp.pad(x, ((0, longest - 1), (0, 0), (0, 0))), layout.merge(keys, values))
     pages = jax.tree.map(page, pool)
     first_of_pool = len(segments) + len(jax.tree.leaves(tokens))
+    # The pool is kept in HBM: XLA would move one that fits into VMEM there, whole, and back.
     (written,) = pl.pallas_call(
         functools.partial(_merge, layout=layout),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -54,12 +56,12 @@ def kv_write_pallas_tpu(
             in_specs=[jax.tree.map(of_segment, tokens), pages],
             out_specs=(pages,),
         ),
-        out_shape=(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), pool),),
+        out_shape=(jax.tree.map(lambda x: pltpu.HBM(x.shape, x.dtype), pool),),
         input_output_aliases={first_of_pool + index: index for index in range(len(jax.tree.leaves(pool)))},
         compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
         interpret=pltpu.InterpretParams(detect_races=True, uninitialized_memory="nan") if interpret else False,
         name="kv_write",
-    )(*segments, tokens, pool)
+    )(*segments, tokens, jax.tree.map(lambda x: pltpu.with_memory_space_constraint(x, pltpu.HBM), pool))
     return written
 
 
