@@ -14,7 +14,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.kv_spec import kv_specs
 from xlaserve.runner.buckets import make_buckets
 from xlaserve.runner.dtype import choose_dtype, named_dtype
-from xlaserve.runner.kv_cache import size_pool
+from xlaserve.runner.kv_cache import block_bytes, make_layouts, size_pool
 from xlaserve.runner.programs import ProgramShapes
 
 # (max_num_seqs, max_num_batched_tokens). On a CPU a step of 256 prompt tokens already stalls the others for a second.
@@ -52,10 +52,13 @@ def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh:
     block_size = config.cache.block_size
     max_model_len, length_reason = _max_model_len(config, model)
     specs = kv_specs(model)
+    try:
+        bytes_per_block = block_bytes(specs, make_layouts(specs, backend, block_size, kv_dtype))
+    except ValueError as error:
+        raise ConfigError(f"cache.block_size, or the model's heads: {error}") from error
     pool = size_pool(
         config.cache,
-        specs,
-        kv_dtype,
+        bytes_per_block,
         max_num_seqs=max_num_seqs,
         max_model_len=max_model_len,
         free_memory=_free_memory(device, num_weights * dtype.itemsize),
@@ -64,8 +67,8 @@ def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh:
     if config.model.max_model_len is None and capacity < max_model_len:
         max_model_len, length_reason = capacity, "what the KV pool holds; raise cache.memory for more"
     reporter.info("max_model_len", max_model_len, length_reason)
-    pool_bytes = pool.num_blocks * block_size * sum(spec.bytes_per_token(kv_dtype) for spec in specs)
-    size = f"{capacity} tokens in {pool.num_blocks} blocks of {block_size}, {pool_bytes / 2**20:.0f} MiB"
+    mebibytes = pool.num_blocks * bytes_per_block / 2**20
+    size = f"{capacity} tokens in {pool.num_blocks} blocks of {block_size}, {mebibytes:.0f} MiB"
     reporter.info("KV pool", size, pool.reason)
 
     buckets = make_buckets(max_num_seqs, max_num_batched_tokens)
@@ -81,10 +84,6 @@ def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh:
         dtype=dtype,
         kv_dtype=kv_dtype,
     )
-    try:
-        _ = shapes.layouts
-    except ValueError as error:
-        raise ConfigError(f"cache.block_size, or the model's heads: {error}") from error
     return Settings(shapes, max_model_len, max_num_batched_tokens)
 
 

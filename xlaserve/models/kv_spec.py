@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from xlaserve.models.config import ModelConfig
 
 
@@ -16,10 +14,6 @@ class KVSpec:
     num_kv_heads: int
     head_dim: int
     sliding_window: int | None
-
-    def bytes_per_token(self, dtype: np.dtype) -> int:
-        """Keys and values of all the group's layers."""
-        return 2 * len(self.layers) * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
 def kv_specs(config: ModelConfig) -> tuple[KVSpec, ...]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from xlaserve_kernels.paged_attention import KVLayout, KVPool
+from xlaserve_kernels.paged_attention import KVLayout, KVPool, make_layout
 
 from xlaserve.config import CacheSection
 from xlaserve.errors import ConfigError
@@ -27,8 +27,7 @@ class PoolSize:
 
 def size_pool(
     section: CacheSection,
-    specs: tuple[KVSpec, ...],
-    dtype: np.dtype,
+    bytes_per_block: int,
     *,
     max_num_seqs: int,
     max_model_len: int,
@@ -36,12 +35,12 @@ def size_pool(
 ) -> PoolSize:
     """Blocks for the pool; more than max_num_seqs requests of max_model_len can never be used.
 
+    bytes_per_block: in all layers together.
     free_memory: bytes that the weights leave free on the device; None where it uses the machine's own memory.
     Raises ConfigError when not even one block fits.
     """
     if section.num_blocks is not None:
         return PoolSize(section.num_blocks, "cache.num_blocks")
-    bytes_per_block = section.block_size * sum(spec.bytes_per_token(dtype) for spec in specs)
     budget, reason = _budget(section, free_memory)
     fitting = budget // bytes_per_block
     useful = 1 + max_num_seqs * -(-max_model_len // section.block_size)
@@ -60,6 +59,22 @@ def _budget(section: CacheSection, free_memory: int | None) -> tuple[int, str]:
     if free_memory is None:
         return HOST_DEFAULT_BYTES, f"{HOST_DEFAULT_BYTES // 2**20} MiB by default in host memory"
     return int(free_memory * DEVICE_SHARE), f"{DEVICE_SHARE:.0%} of the device's free memory"
+
+
+def make_layouts(specs: tuple[KVSpec, ...], backend: str, block_size: int, dtype: np.dtype) -> tuple[KVLayout, ...]:
+    """Of each layer group's pools. Raises ValueError for what the backend's kernels cannot take."""
+    return tuple(
+        make_layout(backend, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, block_size=block_size, dtype=dtype)
+        for spec in specs
+    )
+
+
+def block_bytes(specs: tuple[KVSpec, ...], layouts: tuple[KVLayout, ...]) -> int:
+    """Of one block in all layers, with what a layout adds: padding, scales."""
+    return sum(
+        len(spec.layers) * sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(layout.pool_spec(1)))
+        for spec, layout in zip(specs, layouts, strict=True)
+    )
 
 
 def make_pools(

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax.stages import Compiled
-from xlaserve_kernels.paged_attention import KVLayout, KVPool, make_layout
+from xlaserve_kernels.paged_attention import KVLayout, KVPool
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.forward_batch import attention_plan
@@ -20,7 +20,7 @@ from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.compilations import LOG
 from xlaserve.runner.heads.sample import make_sample, sample_packing
-from xlaserve.runner.kv_cache import make_pools
+from xlaserve.runner.kv_cache import make_layouts, make_pools
 from xlaserve.runner.packing import Packing
 from xlaserve.runner.row_state import RowState, initial_row_state, reset_packing, reset_row
 
@@ -51,16 +51,7 @@ class ProgramShapes:
     @functools.cached_property
     def layouts(self) -> tuple[KVLayout, ...]:
         """Per layer group."""
-        return tuple(
-            make_layout(
-                self.backend,
-                num_kv_heads=spec.num_kv_heads,
-                head_dim=spec.head_dim,
-                block_size=self.block_size,
-                dtype=self.kv_dtype,
-            )
-            for spec in self.specs
-        )
+        return make_layouts(self.specs, self.backend, self.block_size, self.kv_dtype)
 
     @functools.cached_property
     def reset_packing(self) -> Packing:
