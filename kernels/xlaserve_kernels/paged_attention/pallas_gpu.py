@@ -49,6 +49,11 @@ class Sizes:
     sliding_window: int | None
     soft_cap: float | None
 
+    @property
+    def num_warps(self) -> int:
+        """Four, or eight where the running sums of wide heads would spill from the registers of four."""
+        return 8 if self.rows * self.padded_dim > 64 * 128 else 4
+
 
 def paged_attention_pallas_gpu(
     q: Array,
@@ -100,7 +105,7 @@ def paged_attention_pallas_gpu(
             jax.ShapeDtypeStruct((slots, kv_heads, sizes.rows), jnp.float32),
             jax.ShapeDtypeStruct((slots, kv_heads, sizes.rows, head_dim), jnp.float32),
         ),
-        compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=3),
+        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps, num_stages=3),
         interpret=interpret,
         name="paged_attention",
     )(run_length[None], first, end, before, *place, blocks.position, blocks.row, blocks.first_chunk, block_tables, q,
@@ -110,7 +115,7 @@ def paged_attention_pallas_gpu(
         grid=(num_blocks, kv_heads),
         out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
         input_output_aliases={7 + (sinks is not None): 0},  # tokens of no row stay zero
-        compiler_params=plgpu.CompilerParams(num_warps=4),
+        compiler_params=plgpu.CompilerParams(num_warps=sizes.num_warps),
         interpret=interpret,
         name="paged_attention_reduce",
     )(run_length[None], before, *place, *partials, sinks, jnp.zeros_like(q))
