@@ -9,7 +9,7 @@ import jax
 from xlaserve_kernels.kv_write import kv_write
 from xlaserve_kernels.paged_attention import KVLayout, make_layout, paged_attention
 
-BLOCK_SIZE, NUM_BLOCKS, TABLE_WIDTH = 16, 4096, 128
+BLOCK_SIZE, NUM_BLOCKS, TABLE_WIDTH = 16, 8193, 128  # 64 rows of 2,048 tokens, and the null block
 
 
 @dataclass(frozen=True)

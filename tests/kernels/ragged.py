@@ -32,6 +32,7 @@ class Case:
     soft_cap: float | None = None
     sinks: bool = False
     kv_dtype: str | None = None  # None: the queries'
+    spoilt: bool = False  # infinity in the first row's first value
     seed: int = 0
 
 
@@ -96,6 +97,8 @@ def run(case: Case, backend: str, dtype=jnp.float32) -> tuple[np.ndarray, np.nda
     if case.sliding_window is not None:  # what no query sees any more may be another row's by now
         written &= positions > (seq_lens - query_lens)[rows] - case.sliding_window
     keys, values = (draw(len(rows), case.num_kv_heads, case.head_dim) for _ in range(2))
+    if case.spoilt:
+        values = values.at[0].set(jnp.inf)
     slots = slot_mapping(jnp.asarray(tables), rows, jnp.asarray(positions), np.ones(len(rows), bool), case.block_size)
     slots = np.where(written, slots, num_blocks * case.block_size)
     pool = filled(layout, num_blocks, keys, values, jnp.asarray(slots))

@@ -108,6 +108,16 @@ def test_a_block_size_that_a_kernel_cannot_take(backend, block_size, allowed):
         make_layout(backend, num_kv_heads=1, head_dim=64, block_size=block_size, dtype="bfloat16")
 
 
+@pytest.mark.filterwarnings("ignore:invalid value")
+@pytest.mark.parametrize("backend", available("cpu"))
+@pytest.mark.parametrize("kv_dtype", [None, "int8"])
+def test_infinity_in_one_row_spoils_no_other(kv_dtype, backend):
+    case = Case(((1, 600), (1, 600), (1, 5)), num_kv_heads=1, block_size=16, spoilt=True, kv_dtype=kv_dtype)
+    out, expected = run(case, backend)
+    assert not np.isfinite(out[0]).any()
+    np.testing.assert_allclose(out[1:], expected[1:], atol=1e-5 * np.abs(expected[1:]).max())
+
+
 # Compiled once each: (num_heads, num_kv_heads, block_size, sliding_window, soft_cap, tokens, sinks, kv_dtype)
 PROGRAMS = (
     (3, 3, 4, None, None, 200, False, None),

@@ -55,7 +55,7 @@ def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh:
     try:
         bytes_per_block = block_bytes(specs, make_layouts(specs, backend, block_size, kv_dtype))
     except ValueError as error:
-        raise ConfigError(f"cache.block_size, or the model's heads: {error}") from error
+        raise ConfigError(f"cache.block_size, cache.dtype, or the model's heads: {error}") from error
     pool = size_pool(
         config.cache,
         bytes_per_block,

@@ -72,11 +72,12 @@ def paged_attention(
     """Causal attention of a batch that mixes prefill chunks and decodes; one call for all rows.
 
     q [T, N, H] float; kv_pool as `layout.pool_spec(num_blocks)`; block_tables int32 [R, W]; query_start_loc int32
-    [R + 1]; seq_lens int32 [R], each row's context with its queries included (0 and no queries for an idle row). Scores
-    are `scale * q.k`, soft-capped if `soft_cap`, over keys no older than `sliding_window` tokens. sinks float32 [N]: a
-    logit per query head that joins its softmax as it is, and weighs on no value. Softmax in float32. Returns [T, N, H]
-    in q's dtype, zeros for tokens of no row. Raises ValueError naming the argument at fault; with `debug` also for
-    what the integers hold, see check_tables: under jit when the step runs, in whatever error jax makes of it.
+    [R + 1], from 0 on; seq_lens int32 [R], each row's context with its queries included (0 and no queries for an idle
+    row). Scores are `scale * q.k`, soft-capped if `soft_cap`, over keys no older than `sliding_window` tokens. sinks
+    float32 [N]: a logit per query head that joins its softmax as it is, and weighs on no value. Softmax in float32.
+    Returns [T, N, H] in q's dtype, zeros for tokens of no row. Raises ValueError naming the argument at fault; with
+    `debug` also for what the integers hold, see check_tables: under jit when the step runs, in whatever error jax makes
+    of it.
     """
     check_backend(backend)
     _check_arguments(q, kv_pool, block_tables, query_start_loc, seq_lens, sinks, layout)

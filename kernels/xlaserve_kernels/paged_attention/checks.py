@@ -22,6 +22,8 @@ def check_tables(
     tables, starts, lens = (np.asarray(x) for x in (block_tables, query_start_loc, seq_lens))
     width = tables.shape[1]
     _expect_within("query_start_loc", starts, 0, num_tokens, f"the batch has {num_tokens} tokens")
+    if starts[0]:
+        raise ValueError(f"query_start_loc, row 0: it starts at {starts[0]}, must be 0")
     counts = np.diff(starts)
     for row in np.flatnonzero(counts < 0):
         raise ValueError(

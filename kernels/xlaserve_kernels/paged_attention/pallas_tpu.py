@@ -1,4 +1,4 @@
-"""Paged attention for TPUs in Pallas (Mosaic): one walk over the flat list of live tiles, its copies two tiles ahead.
+"""Paged attention for TPUs in Pallas (Mosaic): one walk over the flat list of live tiles, its copies ahead of it.
 
 A tile is one query block times one chunk of keys of its row. Tiles of one query block are neighbours, so its running
 softmax stays in VMEM and nothing is reduced afterwards. Grid step b handles query block b; queries and outputs come and
@@ -203,14 +203,18 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
         slot = lax.rem(tile, 2)
         return pltpu.make_async_copy(tables_ref.at[row_ref[owner], page], table_buffer.at[slot], table_sems.at[slot])
 
-    def for_each_page(tile, act, source):
-        """Calls act on the copies of each page of `tile` that has live keys, the pool's block source(column)."""
+    def live_columns(tile):
+        """(first column of the chunk of `tile`, first and end of its columns that have live keys)"""
         owner, index = place(tile)
-        slot, first = lax.rem(tile, 2), index * sizes.chunk_blocks
-        low, end = first, position_ref[owner] + length_ref[owner]
+        first, end = index * sizes.chunk_blocks, position_ref[owner] + length_ref[owner]
+        low = first
         if sizes.sliding_window is not None:
             low = jnp.maximum(low, lax.div(position_ref[owner] - sizes.sliding_window + 1, block_size))
-        high = jnp.minimum(first + sizes.chunk_blocks, lax.div(end + block_size - 1, block_size))
+        return first, low, jnp.minimum(first + sizes.chunk_blocks, lax.div(end + block_size - 1, block_size))
+
+    def for_each_page(tile, act, source):
+        """Calls act on the copies of each page of `tile` that has live keys, the pool's block source(column)."""
+        slot, (first, low, high) = lax.rem(tile, 2), live_columns(tile)
 
         def each(column, nothing):
             for pool, buffer in zip(jax.tree.leaves(pool_refs), jax.tree.leaves(buffers), strict=True):
@@ -219,6 +223,19 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
             return nothing
 
         lax.fori_loop(low, high, each, jnp.int32(0))
+
+    def clear_other_pages(tile):
+        """Those of the chunk that are not copied hold another row's: its NaN, times weights of 0, would be ours."""
+        slot, (first, low, high) = lax.rem(tile, 2), live_columns(tile)
+
+        def clear(column, nothing):
+            for buffer in jax.tree.leaves(buffers):
+                page = buffer.at[slot, column - first]
+                page[...] = jnp.zeros_like(page)
+            return nothing
+
+        lax.fori_loop(first, low, clear, jnp.int32(0))
+        lax.fori_loop(high, first + sizes.chunk_blocks, clear, jnp.int32(0))
 
     def start_pages(tile):
         table_copy(tile).wait()
@@ -232,9 +249,6 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
 
     @pl.when((block == 0) & (num_tiles > 0))
     def _():
-        # Pages that are not copied must hold numbers: their weights are 0, and 0 * NaN is NaN.
-        for buffer in jax.tree.leaves(buffers):
-            buffer[...] = jnp.zeros_like(buffer)
         table_copy(0).start()
         pl.when(num_tiles > 1)(lambda: table_copy(1).start())
         start_pages(0)
@@ -242,11 +256,12 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
     def attend_tile(tile, nothing):
         pl.when(tile + 1 < num_tiles)(lambda: start_pages(tile + 1))
         pl.when(tile + 2 < num_tiles)(lambda: table_copy(tile + 2).start())
+        clear_other_pages(tile)
         wait_for_pages(tile)
         slot, first_key = lax.rem(tile, 2), (first_chunk_ref[block] + tile - before_ref[block]) * chunk
         end = position_ref[block] + length_ref[block]
 
-        def clear(key, dead):
+        def clear_slots(key, dead):
             """Zeroes the slots of key's page that are dead(offset): they may hold NaN."""
             page = slot, lax.div(key - first_key, block_size)
             for axis, buffer in enumerate(jax.tree.leaves(buffers)):  # tokens are rows of pages, lanes of scales
@@ -254,14 +269,14 @@ def _attend(before_ref, row_ref, first_chunk_ref, position_ref, length_ref, tabl
 
         @pl.when((end < first_key + chunk) & (lax.rem(end, block_size) > 0))
         def _():
-            clear(end, lambda offset: offset >= lax.rem(end, block_size))
+            clear_slots(end, lambda offset: offset >= lax.rem(end, block_size))
 
         if sizes.sliding_window is not None:
             oldest = position_ref[block] - sizes.sliding_window + 1  # that the first query sees
 
             @pl.when((oldest > first_key) & (lax.rem(oldest, block_size) > 0))
             def _():
-                clear(oldest, lambda offset: offset < lax.rem(oldest, block_size))
+                clear_slots(oldest, lambda offset: offset < lax.rem(oldest, block_size))
 
         pages = jax.tree.map(lambda buffer: buffer.at[slot], buffers)
         attend = functools.partial(
