@@ -5,6 +5,7 @@ import functools
 import jax.numpy as jnp
 from jax import Array
 
+from xlaserve_kernels.checks import expect_shape
 from xlaserve_kernels.grouped_matmul.pallas_gpu import grouped_matmul_pallas_gpu
 from xlaserve_kernels.grouped_matmul.xla import grouped_matmul_xla
 
@@ -25,9 +26,9 @@ def grouped_matmul(x: Array, weights: Array, group_sizes: Array, *, backend: str
     """
     if backend not in IMPLEMENTATIONS:
         raise ValueError(f"backend {backend!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
-    _expect("x", x, x.ndim == 2, "[T, in]")
-    _expect("weights", weights, weights.ndim == 3 and weights.shape[1] == x.shape[1], f"[E, {x.shape[1]}, out]")
-    _expect("group_sizes", group_sizes, group_sizes.shape == weights.shape[:1], f"[{weights.shape[0]}]")
+    expect_shape("x", x, x.ndim == 2, "[T, in]")
+    expect_shape("weights", weights, weights.ndim == 3 and weights.shape[1] == x.shape[1], f"[E, {x.shape[1]}, out]")
+    expect_shape("group_sizes", group_sizes, group_sizes.shape == weights.shape[:1], f"[{weights.shape[0]}]")
     for name, array, allowed in (
         ("x", x, (jnp.float32, jnp.bfloat16)),
         ("weights", weights, (x.dtype,)),
@@ -38,8 +39,3 @@ def grouped_matmul(x: Array, weights: Array, group_sizes: Array, *, backend: str
                 f"{name} has dtype {array.dtype}: must be {' or '.join(str(jnp.dtype(d)) for d in allowed)}"
             )
     return IMPLEMENTATIONS[backend](x, weights, group_sizes)
-
-
-def _expect(name: str, array: Array, ok: bool, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"{name} has shape {list(array.shape)}: must be {allowed}")

@@ -9,7 +9,8 @@ from jax import Array
 from jax.core import Tracer
 
 from xlaserve_kernels.backend import check_backend
-from xlaserve_kernels.paged_attention.checks import check_pool, check_tables, expect_dtype, expect_shape
+from xlaserve_kernels.checks import expect_shape
+from xlaserve_kernels.paged_attention.checks import check_pool, check_tables, expect_dtype
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout, KVPool
 from xlaserve_kernels.paged_attention.merged_rows import MergedRowsLayout
 from xlaserve_kernels.paged_attention.pallas_gpu import paged_attention_pallas_gpu

@@ -3,6 +3,7 @@
 import numpy as np
 from jax import Array
 
+from xlaserve_kernels.checks import expect_shape
 from xlaserve_kernels.paged_attention.layout import KVPool
 
 
@@ -62,11 +63,6 @@ def check_pool(kv_pool, layout, name: str = "kv_pool") -> None:
             allowed = f"[num_blocks, {', '.join(map(str, wanted.shape[1:]))}]"
             expect_shape(f"{name}.{part}", array, array.shape == wanted.shape, allowed)
             expect_dtype(f"{name}.{part}", array, wanted.dtype.name)
-
-
-def expect_shape(name: str, array: Array, ok: bool, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"{name} has shape {list(array.shape)}: must be {allowed}")
 
 
 def expect_dtype(name: str, array: Array, *allowed: str) -> None:

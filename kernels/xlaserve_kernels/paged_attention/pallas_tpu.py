@@ -28,6 +28,7 @@ from jax.experimental.pallas import tpu as pltpu
 from xlaserve_kernels.paged_attention.layout import NULL_BLOCK, KVPool
 from xlaserve_kernels.paged_attention.merged_rows import LANES, MergedRowsLayout
 from xlaserve_kernels.paged_attention.query_blocks import MASKED, QueryBlocks, find_query_blocks
+from xlaserve_kernels.products import dot, dot_transposed
 from xlaserve_kernels.quantization import scaled_dtype
 
 _ROWS = 128  # of a prefill tile's products, per kv head: queries times padded group
@@ -319,7 +320,7 @@ def _attend_chunk(pages: KVPool, first_key, position, q_ref, max_ref, sum_ref, a
     for head in range(sizes.layout.num_kv_heads):
         keys, values = sizes.layout.head_pages(pages.pages, head)
         q = q_ref[0, head, :rows]
-        scores = _dot(q, keys.astype(q.dtype), contract=1)
+        scores = dot_transposed(q, keys.astype(q.dtype))
         if scales is not None:
             scores *= scales[2 * head]
         if sizes.soft_cap is not None:
@@ -334,7 +335,7 @@ def _attend_chunk(pages: KVPool, first_key, position, q_ref, max_ref, sum_ref, a
         dtype = q.dtype
         if scales is not None:
             weights, dtype = weights * scales[2 * head + 1], scaled_dtype(dtype)
-        products = _dot(weights.astype(dtype), values.astype(dtype), contract=0)
+        products = dot(weights.astype(dtype), values.astype(dtype))
         acc_ref[head, :rows] = acc_ref[head, :rows] * decay[:, :1] + products
 
 
@@ -356,17 +357,6 @@ def _spread_scales(scales_ref, sizes: Sizes) -> list[Array]:
         scales = scales_ref[:, index : index + 1, :]  # [B, 1, 128]
         scales = jnp.broadcast_to(scales, (sizes.chunk_blocks, block_size, LANES)).reshape(shape)
         spread = jnp.where(own, scales, 0.0).astype(jnp.bfloat16)
-        gathered = _dot(part.astype(jnp.bfloat16), spread, contract=1)  # [16, C]
+        gathered = dot_transposed(part.astype(jnp.bfloat16), spread)  # [16, C]
         rows += [gathered[i : i + 1] for i in range(parts)]
     return rows
-
-
-def _dot(a: Array, b: Array, contract: int) -> Array:
-    """a [m, k] times b, contracted over b's axis `contract`, in float32; float32 operands are not rounded."""
-    return lax.dot_general(
-        a,
-        b,
-        (((1,), (contract,)), ((), ())),
-        precision=lax.Precision.HIGHEST if a.dtype == jnp.float32 else None,
-        preferred_element_type=jnp.float32,
-    )

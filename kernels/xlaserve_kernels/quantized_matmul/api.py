@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from xlaserve_kernels.checks import expect_shape
 from xlaserve_kernels.quantization import quantize_groups
 from xlaserve_kernels.quantized_matmul.pallas_gpu import quantized_matmul_pallas_gpu
 from xlaserve_kernels.quantized_matmul.pallas_tpu import quantized_matmul_pallas_tpu
@@ -59,28 +60,28 @@ def check_weight(weight: QuantizedWeight) -> None:
     """Raises ValueError naming the field that does not fit the others."""
     values, scales, zeros = weight.values, weight.scales, weight.zeros
     check_mode(weight.mode)
-    _expect("weight.values", values, values.ndim == 2, "[out, in]")
+    expect_shape("weight.values", values, values.ndim == 2, "[out, in]")
     check_group_size(weight.group_size, weight.mode, weight.in_features)
     mode, out = MODES[weight.mode], weight.out_features
     _expect_dtype("weight.values", values, mode.values)
     if mode.packed:
         group = weight.group_size or 1
-        _expect("weight.scales", scales, scales.ndim == 2 and scales.shape[1] == out, f"[in / {group}, {out}]")
+        expect_shape("weight.scales", scales, scales.ndim == 2 and scales.shape[1] == out, f"[in / {group}, {out}]")
         _expect_dtype("weight.scales", scales, jnp.float32, jnp.bfloat16)
         width = -(-scales.shape[0] // 2) * group
-        _expect("weight.values", values, values.shape[1] == width, f"[out, {width}] with {scales.shape[0]} groups")
+        expect_shape("weight.values", values, values.shape[1] == width, f"[out, {width}] with {scales.shape[0]} groups")
     else:
-        _expect("weight.scales", scales, scales.shape == (out,), f"[{out}]")
+        expect_shape("weight.scales", scales, scales.shape == (out,), f"[{out}]")
         _expect_dtype("weight.scales", scales, jnp.float32)
     if zeros is not None:
         if not mode.packed:
             raise ValueError(f"weight.zeros: must be None with {weight.mode}")
-        _expect("weight.zeros", zeros, zeros.shape == scales.shape, str(list(scales.shape)))
+        expect_shape("weight.zeros", zeros, zeros.shape == scales.shape, str(list(scales.shape)))
         _expect_dtype("weight.zeros", zeros, scales.dtype)
 
 
 def _check_x(x: Array, x_scales: Array | None, weight: QuantizedWeight) -> None:
-    _expect("x", x, x.ndim == 2 and x.shape[1] == weight.in_features, f"[T, {weight.in_features}]")
+    expect_shape("x", x, x.ndim == 2 and x.shape[1] == weight.in_features, f"[T, {weight.in_features}]")
     if x_scales is None:
         _expect_dtype("x", x, jnp.float32, jnp.bfloat16)
         return
@@ -89,13 +90,8 @@ def _check_x(x: Array, x_scales: Array | None, weight: QuantizedWeight) -> None:
         raise ValueError(f"x is a pair of values and scales: {weight.mode} takes activations that are not quantised")
     _expect_dtype("x", x, activations)
     scales_shape = (x.shape[0], weight.in_features // (weight.group_size or weight.in_features))
-    _expect("x's scales", x_scales, x_scales.shape == scales_shape, str(list(scales_shape)))
+    expect_shape("x's scales", x_scales, x_scales.shape == scales_shape, str(list(scales_shape)))
     _expect_dtype("x's scales", x_scales, jnp.float32)
-
-
-def _expect(name: str, array: Array, ok: bool, allowed: str) -> None:
-    if not ok:
-        raise ValueError(f"{name} has shape {list(array.shape)}: must be {allowed}")
 
 
 def _expect_dtype(name: str, array: Array, *allowed) -> None:
