@@ -49,12 +49,16 @@ class FreeRunner:
 def measure(num_requests: int, context: int, num_steps: int) -> dict[str, float]:
     """Milliseconds per step: median and 99th percentile."""
     max_total = context + num_steps + 10
-    blocks = BlockManager([GroupSpec(1 + num_requests * (max_total // BLOCK_SIZE + 2))], BLOCK_SIZE)
-    scheduler = Scheduler(blocks, max_num_seqs=num_requests, max_num_batched_tokens=num_requests * context)
+    budget = num_requests * context
+    pool = GroupSpec(1 + num_requests * (max_total // BLOCK_SIZE + 2))
+    blocks = BlockManager([pool], BLOCK_SIZE, max_step_tokens=budget)
+    scheduler = Scheduler(blocks, max_num_seqs=num_requests, max_num_batched_tokens=budget)
     engine = LLMEngine(scheduler, FreeRunner())
     params = SamplingParams(temperature=0, max_tokens=None)
     for index in range(num_requests):
-        engine.add_request(Request(str(index), [2] * context, params, max_total, stop_ids=frozenset({0}), seed=0))
+        engine.add_request(
+            Request(str(index), [index + 2] * context, params, max_total, stop_ids=frozenset({0}), seed=0)
+        )
     for _ in range(3):  # all prompts are one step
         engine.step()
     gc.collect()

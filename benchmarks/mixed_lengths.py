@@ -88,7 +88,8 @@ def step_seconds(runner: ModelRunner, lengths: list[int]) -> list[float]:
     seconds = []
     for step in range(WARM_UP + STEPS):
         start = time.perf_counter()
-        runner.execute(Body(tuple(RowTokens(row, lengths[row] + step, 1, None) for row in rows), (), tuple(rows)))
+        tokens = tuple(RowTokens(row, lengths[row] + step, 1, None) for row in rows)
+        runner.execute(Body(tokens, (), outputs=tuple(rows), num_samples=len(rows)))
         future = runner.execute(Sample(tuple(SampleRow(row, row, lengths[row] + step) for row in rows), False))
         assert future is not None
         future.result()

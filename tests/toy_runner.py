@@ -18,7 +18,7 @@ import numpy as np
 from xlaserve.core.block_manager import NULL_BLOCK, BlockManager, GroupSpec
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
-from xlaserve.runner.commands import Body, Command, ResetRow, Sample, SampleResult
+from xlaserve.runner.commands import Body, Command, CopyBlocks, ResetRow, Sample, SampleResult
 
 POISON = -1  # what unwritten memory holds
 WRONG = -2  # the token of a context that cannot be read: no test expects it
@@ -77,6 +77,8 @@ class ToyRunner:
     """next_token(context): replaces the arithmetic. answer: what every request gets, its last id again and again; not
     for pools so small that requests are preempted. step_seconds: how long the device takes; the host need not wait.
 
+    windows: sliding window of each layer group, None for full attention; the first group must have that.
+
     fail_at: ("body" | "sample" | "result", n) for each n-th such call (from 0) that is to raise `failure`; from then on
     everything does until `rebuild()`, as after a donation. not_ok(context): True for rows whose logits are not finite.
     """
@@ -95,8 +97,10 @@ class ToyRunner:
         fail_at: Collection[tuple[str, int]] = (),
         failure: BaseException | None = None,
         not_ok: Callable[[Sequence[int]], bool] = lambda context: False,
+        windows: Sequence[int | None] = (),
     ):
         self.num_blocks = list(num_blocks)
+        self.windows = list(windows) or [None] * len(self.num_blocks)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -117,10 +121,10 @@ class ToyRunner:
 
     def rebuild(self) -> None:
         self.num_rebuilds += 1
-        width = max(self.num_blocks)
+        width = max(self.num_blocks[0], 64)
         self._store = [np.full((n, self.block_size), POISON, np.int64) for n in self.num_blocks]
         self._tables = [np.full((self.max_num_seqs, width), NULL_BLOCK) for _ in self.num_blocks]
-        self._computed = [0] * self.max_num_seqs
+        self._computed: list[int | None] = [None] * self.max_num_seqs  # None: whatever the row's blocks hold
         self._last_tokens = [POISON] * self.max_num_seqs
         self._first_position: dict[int, int] = {}  # of the output, by row
         self._rows: dict[int, ResetRow] = {}
@@ -134,6 +138,9 @@ class ToyRunner:
         match command:
             case ResetRow():
                 self._reset_row(command)
+            case CopyBlocks(copies):
+                for group, source, destination in copies:
+                    self._store[group][destination] = self._store[group][source]
             case Body():
                 self._body(command)
             case Sample():
@@ -155,7 +162,7 @@ class ToyRunner:
             table[command.row] = NULL_BLOCK
             table[command.row, : len(blocks)] = blocks
         self._rows[command.row] = command
-        self._computed[command.row] = 0
+        self._computed[command.row] = None
         self._last_tokens[command.row] = POISON
         self._first_position.pop(command.row, None)
 
@@ -168,13 +175,16 @@ class ToyRunner:
         for group, row, column, block in command.table_deltas:
             self._tables[group][row, column] = block
         for row in command.rows:
-            self._check(row.start == self._computed[row.row], f"row {row.row} goes on at {row.start}")
+            self._check(self._computed[row.row] in (None, row.start), f"row {row.row} goes on at {row.start}")
             token_ids = (self._last_tokens[row.row],) if row.token_ids is None else row.token_ids
             self._check(len(token_ids) == row.num_tokens, f"row {row.row}: {len(token_ids)} ids")
             for position, token in enumerate(token_ids, row.start):
                 self._write(row.row, position, token)
             self._computed[row.row] = row.start + row.num_tokens
-        self._hidden = [self._read(row) for row in command.outputs]
+        spans = {row.row: (row.start, row.start + row.num_tokens) for row in command.rows}
+        contexts = {row: self._read(row, *span) for row, span in spans.items()}
+        self._hidden = [contexts[row] for row in command.outputs]
+        self._num_samples = command.num_samples
 
     def _write(self, row: int, position: int, token: int) -> None:
         column, offset = divmod(position, self.block_size)
@@ -184,17 +194,24 @@ class ToyRunner:
             if block != NULL_BLOCK:
                 store[block, offset] = token
 
-    def _read(self, row: int) -> list[int] | None:
-        """The row's context; None if it has holes or the groups disagree."""
-        length = self._computed[row]
-        columns = -(-length // self.block_size)
+    def _read(self, row: int, start: int, end: int) -> list[int] | None:
+        """The context of the row's tokens from `start` to `end`; None if it has holes or the groups disagree.
+
+        A group with a window is read from where the token at `start` sees it.
+        """
+        columns = -(-end // self.block_size)
         groups = zip(self._tables, self._store, strict=True)
-        contexts = [store[table[row, :columns]].reshape(-1)[:length].tolist() for table, store in groups]
-        fine = POISON not in contexts[0] and all(context == contexts[0] for context in contexts)
+        contexts = [store[table[row, :columns]].reshape(-1)[:end].tolist() for table, store in groups]
+        first = [0 if window is None else max(0, start - window + 1) for window in self.windows]
+        fine = POISON not in contexts[0] and all(
+            context[seen:] == contexts[0][seen:] for context, seen in zip(contexts, first, strict=True)
+        )
+        self._check(fine or self._broken, f"row {row} reads {contexts} from {start} to {end}")
         return contexts[0] if fine else None
 
     def _sample(self, command: Sample) -> ToyFuture:
         tokens, ok = [], []
+        self._check(len(command.rows) == self._num_samples, "num_samples")
         for row in command.rows:
             context = self._hidden[row.hidden_row]
             tokens.append(WRONG if context is None else self._token_after(context, row.row, row.position))
@@ -211,7 +228,7 @@ class ToyRunner:
         if self.answer:
             return self.answer[min(position - self._first_position.setdefault(row, position), len(self.answer) - 1)]
         params = self._rows[row]
-        seed = params.seed if params.temperature > 0 else 0
+        seed = params.seed + params.choice_index if params.temperature > 0 else 0
         return toy_token(context, vocab_size=self.vocab_size, seed=seed, position=position)
 
     def _result(self, tokens: list[int], ok: list[bool], want_logprobs: bool) -> SampleResult:
@@ -231,10 +248,13 @@ def make_engine(
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
     async_scheduling: bool = True,
+    prefix_caching: bool = True,
     **runner_options,
 ) -> tuple[LLMEngine, ToyRunner]:
     """An engine over a ToyRunner. num_blocks: per layer group, the null block included."""
     sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     runner = ToyRunner(num_blocks, block_size=block_size, **sizes, **runner_options)
-    scheduler = Scheduler(BlockManager([GroupSpec(n) for n in num_blocks], block_size), **sizes)
+    groups = [GroupSpec(n, window) for n, window in zip(num_blocks, runner.windows, strict=True)]
+    manager = BlockManager(groups, block_size, max_step_tokens=max_num_batched_tokens, prefix_caching=prefix_caching)
+    scheduler = Scheduler(manager, **sizes)
     return LLMEngine(scheduler, runner, async_scheduling=async_scheduling), runner

@@ -48,6 +48,7 @@ class CacheSection(_Section):
     num_blocks: int | None = Field(default=None, ge=2)  # per layer group, the null block included
     memory: Bytes | None = None  # of the KV pool, all groups together
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    prefix_caching: bool = True  # requests that begin alike share blocks
 
 
 class SchedulerSection(_Section):

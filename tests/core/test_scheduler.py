@@ -14,8 +14,10 @@ from xlaserve.sampling_params import SamplingParams
 EOS, STOP_ID = 99, 98
 
 
-def make_scheduler(*, num_blocks=100, block_size=4, rows=4, budget=16, groups=1) -> Scheduler:
-    manager = BlockManager([GroupSpec(num_blocks)] * groups, block_size)
+def make_scheduler(*, num_blocks=100, block_size=4, rows=4, budget=16, groups=1, prefix_caching=False) -> Scheduler:
+    manager = BlockManager(
+        [GroupSpec(num_blocks)] * groups, block_size, max_step_tokens=budget, prefix_caching=prefix_caching
+    )
     return Scheduler(manager, max_num_seqs=rows, max_num_batched_tokens=budget)
 
 
@@ -34,7 +36,7 @@ def add(scheduler: Scheduler, prompt_len: int, max_tokens: int = 4, name: str = 
 
 
 def result_of(output, token=7, ok=True):
-    n = sum(scheduled.samples for scheduled in output.rows)
+    n = len(output.samples)
     return SampleResult(
         tokens=np.full(n, token, np.int32),
         ok=np.full(n, ok, bool),
@@ -291,3 +293,80 @@ def test_long_request_beside_endless_short_ones_finishes_soon(depth):
     assert long_request is not None
     assert long_request.finish_reason == "length"
     assert scheduler.num_preemptions > 0, "the pool was meant to run out"
+
+
+def test_forks_begin_with_the_prompts_last_chunk_and_share_its_hidden_state():
+    scheduler = make_scheduler(budget=4)
+    request = add(scheduler, prompt_len=6, max_tokens=3)
+    forks = [request.add_fork(name, index) for index, name in enumerate("bc", start=1)]
+    first, _ = step(scheduler)
+    assert (first.samples, len(scheduler.running)) == ([], 1)
+    second, outputs = step(scheduler)
+    assert spans(second) == [(0, 4, 2)]
+    assert second.samples == [(request, 0, 6), (forks[0], 0, 6), (forks[1], 0, 6)]
+    assert second.admitted == forks
+    assert [output.request_id for output in outputs] == ["r", "b", "c"]
+    assert scheduler.num_forks == 2
+    third, _ = step(scheduler)
+    assert spans(third) == [(0, 6, 1), (1, 6, 1), (2, 6, 1)]
+    assert third.copies == [(0, 2, 3), (0, 2, 4)]  # the last to write has the block to itself
+    assert third.table_deltas == [(0, 0, 1, 3), (0, 1, 1, 4)]
+
+
+def test_forks_without_a_row_wait_in_front_and_find_the_prompt_computed():
+    scheduler = make_scheduler(rows=2, prefix_caching=True)
+    request = add(scheduler, prompt_len=10, max_tokens=2)
+    forks = [request.add_fork(name, index) for index, name in enumerate("bcd", start=1)]
+    newcomer = add(scheduler, prompt_len=3)
+    newcomer.cache_salt = "other"
+    output, _ = step(scheduler)
+    assert [sample.request for sample in output.samples] == [request, forks[0]]
+    assert list(scheduler.waiting) == [forks[1], forks[2], newcomer]
+    step(scheduler)
+    assert request.is_finished
+    output, _ = step(scheduler)
+    assert output.admitted == [forks[1], forks[2]]
+    assert [scheduled.start for scheduled in output.rows] == [9, 9]
+    assert scheduler.num_forks == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("parent", [False, True])
+def test_abort_of_one_answer_leaves_the_others(begun, parent):
+    scheduler = make_scheduler(budget=8 if begun else 4)
+    request = add(scheduler, prompt_len=6, max_tokens=3)
+    fork = request.add_fork("b", 1)
+    step(scheduler)
+    aborted, other = (request, fork) if parent else (fork, request)
+    scheduler.finish(aborted, "abort")
+    scheduler.check_integrity()
+    while scheduler.has_requests:
+        step(scheduler)
+    assert (len(other.output_ids), other.finish_reason) == (3, "length")
+    assert aborted.finish_reason == "abort"
+    assert scheduler.block_manager.num_free(0) == 99
+
+
+def test_prefix_hits_are_counted_once_per_request():
+    scheduler = make_scheduler(num_blocks=1 + 7, rows=2, prefix_caching=True)
+    first = add(scheduler, prompt_len=9, max_tokens=1)
+    step(scheduler)
+    assert (scheduler.prefix_queries, scheduler.prefix_hits, first.num_cached_tokens) == (9, 0, 0)
+    old, young = add(scheduler, prompt_len=9, max_tokens=19), add(scheduler, prompt_len=9, max_tokens=19)
+    while scheduler.has_requests:
+        step(scheduler)
+    assert young.num_preemptions
+    assert (old.num_cached_tokens, young.num_cached_tokens) == (8, 8)
+    assert (scheduler.prefix_queries, scheduler.prefix_hits) == (27, 16)
+
+
+def test_waiting_head_of_the_queue_is_looked_at_again_only_after_blocks_came_back(monkeypatch):
+    scheduler = make_scheduler(num_blocks=1 + 4, rows=2)
+    add(scheduler, prompt_len=8, max_tokens=8)
+    step(scheduler)
+    add(scheduler, prompt_len=8, max_tokens=8)
+    looked, match = [], scheduler.block_manager.match
+    monkeypatch.setattr(scheduler.block_manager, "match", lambda request: looked.append(1) or match(request))
+    while scheduler.has_requests:
+        step(scheduler)
+    assert len(looked) == 2

@@ -38,8 +38,13 @@ def expected_output(request: Request, vocab_size: int = VOCAB) -> list[int]:
         request.max_total_tokens - request.num_prompt_tokens,
         vocab_size=vocab_size,
         stop_ids=request.stop_ids,
-        seed=request.seed if request.params.temperature > 0 else 0,
+        seed=request.seed + request.choice_index if request.params.temperature > 0 else 0,
     )
+
+
+def with_forks(request: Request, n: int) -> list[Request]:
+    """The request and n - 1 further answers to it."""
+    return [request, *(request.add_fork(f"{request.request_id} {i}", i) for i in range(1, n))]
 
 
 class Collected:
@@ -85,6 +90,9 @@ requests_strategy = st.tuples(
     st.integers(1, 12),  # max_tokens
     st.sampled_from([0.0, 1.0]),  # temperature
     st.booleans(),  # whether token 0 is EOS
+    st.integers(0, 2),  # which prompts begin alike
+    st.integers(0, 1),  # which salt
+    st.integers(1, 4),  # answers
 )
 traces = st.lists(
     st.one_of(
@@ -96,10 +104,12 @@ traces = st.lists(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None)
+@settings(max_examples=300, deadline=None, derandomize=True, database=None)
 @given(
     trace=traces,
     num_blocks=st.lists(st.integers(7, 14), min_size=1, max_size=2),
+    window=st.sampled_from([None, 1, 2, 5, 9]),
+    prefix_caching=st.booleans(),
     block_size=st.integers(1, 5),
     rows=st.integers(1, 5),
     budget=st.sampled_from([1, 3, 4, 8, 17]),
@@ -107,12 +117,14 @@ traces = st.lists(
     fail_at=st.sets(st.tuples(st.sampled_from(["body", "sample", "result"]), st.integers(0, 30)), max_size=2),
 )
 def test_every_request_gives_what_it_gives_alone(
-    trace, num_blocks, block_size, rows, budget, async_scheduling, fail_at
+    trace, num_blocks, window, prefix_caching, block_size, rows, budget, async_scheduling, fail_at
 ):
-    """Whatever the pool, the chunks, the batch-mates, preemptions, aborts and failed steps."""
+    """Whatever the pool, the chunks, the batch-mates, what is cached, forks, preemptions, aborts and failed steps."""
     vocab_size = 20  # small: EOS is met often
     engine, runner = make_engine(
         num_blocks,
+        windows=[None, window][: len(num_blocks)],
+        prefix_caching=prefix_caching,
         block_size=block_size,
         max_num_seqs=rows,
         max_num_batched_tokens=budget,
@@ -129,12 +141,14 @@ def test_every_request_gives_what_it_gives_alone(
 
     for action, detail in trace:
         if action == "add":
-            prompt_len, max_tokens, temperature, has_eos = detail
+            prompt_len, max_tokens, temperature, has_eos, family, salt, n = detail
             number = len(requests)
-            prompt_ids = [(7 * number + i) % vocab_size for i in range(min(prompt_len, capacity - 1))]
+            prompt_ids = [(7 * family + i) % vocab_size for i in range(min(prompt_len, capacity - 1))]
             options = {"temperature": temperature, "seed": number, "stop_ids": {0} if has_eos else ()}
-            requests.append(make_request(prompt_ids, max_tokens, name=str(number), capacity=capacity, **options))
-            engine.add_request(requests[-1])
+            request = make_request(prompt_ids, max_tokens, name=str(number), capacity=capacity, **options)
+            request.cache_salt = str(salt)
+            requests += with_forks(request, n)
+            engine.add_request(request)
         elif action == "abort" and detail < len(requests):
             output = engine.finish_request(requests[detail], "abort")
             collected.add([output] if output else [])

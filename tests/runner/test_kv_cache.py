@@ -1,11 +1,13 @@
-"""What a block costs, with all that a layout adds to keys and values."""
+"""What a block costs, with all that a layout adds to keys and values; and copies of blocks."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from xlaserve_kernels.paged_attention import KVPool
 
 from xlaserve.models.kv_spec import KVSpec
-from xlaserve.runner.kv_cache import block_bytes, make_layouts
+from xlaserve.runner.kv_cache import block_bytes, copy_blocks, copy_packing, make_layouts, pack_copies
 
 
 @pytest.mark.parametrize(
@@ -20,3 +22,19 @@ def test_of_a_block(backend, dtype, expected):
     specs = tuple(KVSpec(name, layers, 2, 80, None) for name, layers in (("full", (0, 2)), ("sliding", (1,))))
     layouts = make_layouts(specs, backend, 16, np.dtype(dtype))
     assert block_bytes(specs, layouts) == 3 * expected
+
+
+def test_copies_are_made_one_after_the_other_in_the_layers_of_their_group():
+    specs = (KVSpec("full", (0, 2), 1, 4, None), KVSpec("sliding", (1,), 1, 4, 8))
+    rng = np.random.default_rng(0)
+
+    def pool() -> KVPool:  # with scales, as quantised ones have them
+        pages, scales = (rng.standard_normal((5, *shape)).astype(np.float32) for shape in ((2, 1, 4), (2, 1)))
+        return KVPool(pages, scales)
+
+    pools, packing = tuple(pool() for _ in range(3)), copy_packing(num_groups=2, num_rows=3)
+    packed = pack_copies(packing, ((0, 1, 2), (0, 2, 4), (1, 3, 1), (0, 3, 2)))
+    copied = jax.jit(lambda pools, packed: copy_blocks(pools, packed, packing=packing, specs=specs))(pools, packed)
+    for layer, sources in enumerate(([1, 3, 3, 1], [3, 2, 3, 4], [1, 3, 3, 1])):  # of blocks 1 to 4
+        for before, after in zip(jax.tree.leaves(pools[layer]), jax.tree.leaves(copied[layer]), strict=True):
+            np.testing.assert_array_equal(after[1:], before[sources])

@@ -54,7 +54,7 @@ def reset(runner: ModelRunner, row: int) -> None:
 
 def step(runner: ModelRunner, *rows: RowTokens, sampled: tuple[int, ...]):
     """One Body over `rows` and a Sample of the rows `sampled`."""
-    runner.execute(Body(rows, (), sampled))
+    runner.execute(Body(rows, (), sampled, len(sampled)))
     ends = {row.row: row.start + row.num_tokens for row in rows}
     samples = tuple(SampleRow(index, row, ends[row]) for index, row in enumerate(sampled))
     future = runner.execute(Sample(samples, want_logprobs=True))
@@ -138,7 +138,7 @@ def test_deltas_extend_a_table_in_both_groups(runner):
     for want, piece in zip(expected, chunks_of(0, PROMPT[:20], 1), strict=True):
         opens = piece.start % BLOCK == 0 and piece.start > 0
         deltas = tuple((group, 0, piece.start // BLOCK, next(fresh)) for group in groups) if opens else ()
-        runner.execute(Body((piece,), deltas, (0,)))
+        runner.execute(Body((piece,), deltas, (0,), 1))
         future = runner.execute(Sample((SampleRow(0, 0, piece.start + 1),), False))
         assert future is not None
         assert future.result().tokens[0] == want

@@ -43,10 +43,10 @@ def test_a_step_copies_no_kv_pool(dtype):
     programs, shapes = compile_tiny(named_dtype(dtype), num_blocks=8193)
     (layout,) = shapes.layouts
     pool_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layout.pool_spec(8193)))
-    for program in (*programs.bodies.values(), programs.reset_row):
+    for program in (*programs.bodies.values(), programs.reset_row, programs.copy_blocks):
         memory = program.memory_analysis()
         assert memory.temp_size_in_bytes < pool_bytes / 4
-    for body in programs.bodies.values():
+    for body in (*programs.bodies.values(), programs.copy_blocks):
         assert body.memory_analysis().alias_size_in_bytes >= 3 * pool_bytes  # donated: written in place
 
 

@@ -85,7 +85,7 @@ def test_a_body_has_room_for_the_most_blocks_a_step_can_open():
     shape = BodyShape(num_tokens=8, num_rows=4, num_outputs=4, num_groups=2, block_size=4)
     rows = tuple(RowTokens(row, start=3, num_tokens=2, token_ids=(5, 6)) for row in range(4))
     deltas = tuple((group, row, column, 9) for group in range(2) for row in range(4) for column in range(1))
-    packed = shape.packing.unpack(pack_body(shape, Body(rows, deltas, (0, 1, 2, 3))))
+    packed = shape.packing.unpack(pack_body(shape, Body(rows, deltas, (0, 1, 2, 3), 4)))
     np.testing.assert_array_equal(packed["token_ids"], [5, 6] * 4)
     assert (packed["deltas"][: len(deltas), 3] == 9).all()
     assert len(packed["deltas"]) >= len(deltas)

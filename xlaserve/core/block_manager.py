@@ -1,22 +1,27 @@
-"""Hands out KV blocks. Owns which block is free and how often each is referenced; knows no tensor and no scheduling.
+"""The block tables of all requests: which block of each layer group's pool holds which of their tokens.
 
 Each layer group has a pool of its own, and so a block table of its own per request; all share one block size. Block 0
-of every pool is the null block, where padding writes go: it is never handed out, and an entry of 0 means "no block".
+of every pool is the null block; in a table it means "no block": in layers with a sliding window, one that has passed.
 
-An allocation is reported as (group, column, block) entries, which may also *replace* what a table held. That is the
-room for what comes later: a copied block after a fork, a shared block of a known prefix (the request carries its token
-ids), the null block once a sliding window has passed.
+Blocks are shared by reference count: by requests that begin alike (`match`, `start`) and by forks (`fork`). Full blocks
+are never written again. A partly filled one is: whoever is about to, while others refer to it, gets a copy first.
+
+Knows no tensor and no scheduling. What it orders is carried out on the device in the order in which steps are launched:
+so blocks may be given back, published and copied while steps that use them are still under way.
 """
 
-from collections import Counter, deque
+import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+from xlaserve.core.block_pool import NULL_BLOCK, BlockPool
+from xlaserve.core.prefix_keys import next_key, root_key
 from xlaserve.core.request import Request
 
-NULL_BLOCK = 0
-
 BlockEntry = tuple[int, int, int]  # (group, column, block): column `column` of the group's table now names `block`
+BlockCopy = tuple[int, int, int]  # (group, source, destination)
 
 
 @dataclass(frozen=True)
@@ -24,72 +29,231 @@ class GroupSpec:
     """One layer group's pool."""
 
     num_blocks: int  # the null block included
+    sliding_window: int | None = None  # tokens, the query's own included
+
+
+class PrefixHit(NamedTuple):
+    """What the pools hold of a request's tokens, from its start without a gap."""
+
+    num_tokens: int
+    tables: tuple[tuple[int, ...], ...]  # per group, whole blocks only
+    starts: tuple[int, ...]  # per group, a block that begins with the rest of num_tokens; empty if there is no rest
+
+
+class Allocation(NamedTuple):
+    entries: list[BlockEntry]
+    copies: list[BlockCopy]  # to be made before anything is written
 
 
 class BlockManager:
-    """Allocates and frees in O(1) per block; a request's tables live in `Request.block_tables`, written only here."""
+    """All operations are O(1) per block; a request's tables live in `Request.block_tables`, written only here.
 
-    def __init__(self, groups: Sequence[GroupSpec], block_size: int):
+    max_step_tokens: that one request may get in a step.
+    """
+
+    def __init__(
+        self, groups: Sequence[GroupSpec], block_size: int, *, max_step_tokens: int, prefix_caching: bool = True
+    ):
         assert groups
         assert block_size >= 1
-        assert all(group.num_blocks >= 2 for group in groups), "a pool needs a block besides the null block"
         self.groups = tuple(groups)
         self.block_size = block_size  # tokens
-        # Oldest freed first: the order in which cached contents will be given up.
-        self._free = [deque(range(NULL_BLOCK + 1, group.num_blocks)) for group in groups]
-        self._ref_counts = [[0] * group.num_blocks for group in groups]
+        self.pools = tuple(BlockPool(group.num_blocks) for group in groups)
+        self.prefix_caching = prefix_caching
+        self.num_releases = 0  # how often blocks were given back: tells whether waiting can have helped
+        self._max_step_tokens = max_step_tokens
 
     @property
     def capacity(self) -> int:
         """Tokens that one request can hold when it is alone."""
-        return (min(group.num_blocks for group in self.groups) - 1) * self.block_size
+        return min(self._capacity(group) for group in self.groups)
+
+    def _capacity(self, group: GroupSpec) -> int:
+        usable = group.num_blocks - 1
+        endless = group.sliding_window is not None and usable >= self._most_at_once(group.sliding_window)
+        return sys.maxsize if endless else usable * self.block_size
+
+    def _most_at_once(self, sliding_window: int) -> int:
+        """Blocks that a request of any length can hold in layers with a window: what a step's first token sees before
+        itself, and the step's tokens, wherever their block begins."""
+        tokens = sliding_window - 1 + self._max_step_tokens
+        return (tokens + self.block_size - 2) // self.block_size + 1
 
     def num_free(self, group: int) -> int:
-        return len(self._free[group])
+        return self.pools[group].num_free
 
     def usage(self) -> float:
         """The part of the fullest group's blocks in use: 0 when idle, 1 when none is left."""
-        shares = (len(free) / (group.num_blocks - 1) for free, group in zip(self._free, self.groups, strict=True))
-        return 1.0 - min(shares)
+        return 1.0 - min(pool.num_free / (pool.num_blocks - 1) for pool in self.pools)
 
-    def can_allocate(self, request: Request, num_tokens: int, spare: int = 0) -> bool:
-        """Whether the request's tables can grow to `num_tokens` with `spare` blocks per group left over."""
-        needed = -(-num_tokens // self.block_size) + spare
-        tables = request.block_tables or [()] * len(self.groups)
-        return all(needed - len(table) <= len(free) for table, free in zip(tables, self._free, strict=True))
+    def match(self, request: Request) -> PrefixHit:
+        """The longest prefix that can be shared. One token at least is left to compute: its logits are wanted.
 
-    def allocate(self, request: Request, num_tokens: int) -> Sequence[BlockEntry] | None:
-        """Makes the request's tables long enough for `num_tokens` tokens in all.
-
-        Returns the new entries; or None, with nothing changed, when some group has too few free blocks.
+        Of layers with a sliding window only the blocks that the next token sees are needed.
         """
-        needed = -(-num_tokens // self.block_size)
-        tables = request.block_tables
-        if tables and all(len(table) >= needed for table in tables):
-            return ()
-        if not self.can_allocate(request, num_tokens):
-            return None
-        if not tables:
-            tables.extend([] for _ in self.groups)
-        entries: list[BlockEntry] = []
-        for group, table in enumerate(tables):
-            free, ref_counts = self._free[group], self._ref_counts[group]
-            for column in range(len(table), needed):
-                block = free.popleft()
-                ref_counts[block] = 1
-                table.append(block)
-                entries.append((group, column, block))
-        return entries
+        empty = PrefixHit(0, ((),) * len(self.pools), ())
+        if not self.prefix_caching:
+            return empty
+        size, usable = self.block_size, len(request.token_ids) - 1
+        found: list[list[int]] = [[] for _ in self.pools]  # by column; the null block where there is none
+        unbroken = [0] * len(self.pools)  # columns found one after the other, up to the present
+        num_blocks = 0
+        for column in range(usable // size):
+            key, tokens = self._key(request, column), tuple(request.token_ids[column * size : (column + 1) * size])
+            for group, pool in enumerate(self.pools):
+                block = pool.find(key, tokens)
+                found[group].append(block or NULL_BLOCK)
+                unbroken[group] = unbroken[group] + 1 if block else 0
+            if any(not run and spec.sliding_window is None for run, spec in zip(unbroken, self.groups, strict=True)):
+                break
+            end = column + 1
+            if all(run >= end - self._first_seen(group, end * size) for group, run in enumerate(unbroken)):
+                num_blocks = end
+        tables = []
+        for group, blocks in enumerate(found):
+            first = self._first_seen(group, num_blocks * size)
+            tables.append((NULL_BLOCK,) * first + tuple(blocks[first:num_blocks]))
+        rest = tuple(request.token_ids[num_blocks * size : min((num_blocks + 1) * size, usable)])
+        key = self._key(request, num_blocks)
+        starts, lengths = zip(*(pool.find_start(key, rest) for pool in self.pools), strict=True)
+        more = min(lengths)
+        return PrefixHit(num_blocks * size + more, tuple(tables), starts if more else ())
+
+    def can_start(self, request: Request, hit: PrefixHit, spare: int) -> bool:
+        """Whether, beside the hit, all tokens known of the request fit, with `spare` blocks per group left over."""
+        columns = self._columns(request.num_tokens)
+        for spec, pool, table in zip(self.groups, self.pools, hit.tables, strict=True):
+            shared = [block for block in table if block != NULL_BLOCK]
+            held = columns - table.count(NULL_BLOCK)
+            if spec.sliding_window is not None:
+                held = max(min(held, self._most_at_once(spec.sliding_window)), len(shared))
+            in_use = sum(pool.ref_count(block) > 0 for block in shared)
+            if held - in_use + spare > pool.num_free:
+                return False
+        return True
+
+    def start(self, request: Request, hit: PrefixHit) -> list[BlockCopy]:
+        """Gives a request without blocks what was found for it just now, as its computed tokens."""
+        assert not request.block_tables
+        for pool, table in zip(self.pools, hit.tables, strict=True):
+            for block in table:
+                if block != NULL_BLOCK:
+                    pool.share(block)
+            request.block_tables.append(list(table))
+        request.num_computed_tokens = hit.num_tokens
+        request.num_published_blocks = hit.num_tokens // self.block_size
+        copies = []
+        for group, source in enumerate(hit.starts):
+            block = self.pools[group].take()  # may be the source itself, of which the copy then is none
+            request.block_tables[group].append(block)
+            copies.append((group, source, block))
+        return copies
+
+    def allocate(self, request: Request, num_tokens: int) -> Allocation | None:
+        """Makes room for tokens from the first that is not computed up to `num_tokens` in all.
+
+        Returns what changes in the tables; or None, with nothing changed, when some group has too few free blocks.
+        """
+        tables = request.block_tables or [[] for _ in self.pools]
+        columns = self._columns(num_tokens)
+        column = request.num_computed_tokens // self.block_size  # of the first token to be written
+        shared = [
+            column < len(table) and pool.ref_count(table[column]) > 1
+            for pool, table in zip(self.pools, tables, strict=True)
+        ]
+        for pool, table, copied in zip(self.pools, tables, shared, strict=True):
+            if columns - len(table) + copied > pool.num_free:
+                return None
+        request.block_tables = tables
+        allocation = Allocation([], [])
+        for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
+            if shared[group]:
+                source, table[column] = table[column], pool.take()
+                pool.release(source)
+                allocation.copies.append((group, source, table[column]))
+                allocation.entries.append((group, column, table[column]))
+            for new in range(len(table), columns):
+                table.append(pool.take())
+                allocation.entries.append((group, new, table[new]))
+        return allocation
+
+    def fork(self, request: Request, child: Request) -> None:
+        """Gives `child`, which has no blocks and begins with the same computed tokens, all of the request's."""
+        assert not child.block_tables
+        for pool, table in zip(self.pools, request.block_tables, strict=True):
+            for block in table:
+                if block != NULL_BLOCK:
+                    pool.share(block)
+            child.block_tables.append(list(table))
+        child.num_computed_tokens = request.num_computed_tokens
+        child.num_published_blocks = request.num_published_blocks
+
+    def publish(self, request: Request) -> None:
+        """Makes the full blocks findable whose tokens are launched and known, then gives back those that no token to
+        come will see."""
+        known = min(request.num_computed_tokens, len(request.token_ids))
+        if self.prefix_caching:
+            for column in range(request.num_published_blocks, known // self.block_size):
+                self._publish(request, column, known)
+                request.num_published_blocks = column + 1
+        for group, table in enumerate(request.block_tables):
+            column = min(self._first_seen(group, request.num_computed_tokens), len(table)) - 1
+            while column >= 0 and table[column] != NULL_BLOCK:
+                self.pools[group].release(table[column])
+                table[column] = NULL_BLOCK
+                self.num_releases += 1
+                column -= 1
+
+    def publish_last(self, request: Request) -> None:
+        """`publish`, and the partly filled block too: for a request that will write no more."""
+        self.publish(request)
+        known = min(request.num_computed_tokens, len(request.token_ids))
+        if self.prefix_caching and known % self.block_size and request.block_tables:
+            self._publish(request, known // self.block_size, known)
+
+    def _publish(self, request: Request, column: int, known: int) -> None:
+        first = column * self.block_size
+        tokens, key = tuple(request.token_ids[first : min(first + self.block_size, known)]), self._key(request, column)
+        for pool, table in zip(self.pools, request.block_tables, strict=True):
+            if table[column] != NULL_BLOCK:
+                pool.publish(table[column], key, tokens)
 
     def free(self, request: Request) -> None:
         """Gives back all blocks of the request; its tables are empty afterwards. Harmless when it has none."""
-        for group, table in enumerate(request.block_tables):
-            free, ref_counts = self._free[group], self._ref_counts[group]
+        for pool, table in zip(self.pools, request.block_tables, strict=False):
             for block in reversed(table):  # the tail first: the start of a sequence is worth keeping longest
-                ref_counts[block] -= 1
-                if ref_counts[block] == 0:
-                    free.append(block)
-        request.block_tables.clear()
+                if block != NULL_BLOCK:
+                    pool.release(block)
+        self.num_releases += 1
+        request.block_tables = []
+        request.num_published_blocks = 0
+
+    def forget_all(self) -> None:
+        """After the device's memory was lost; blocks in use keep their references."""
+        for pool in self.pools:
+            pool.forget_all()
+
+    def _columns(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def _first_seen(self, group: int, position: int) -> int:
+        """The first column that the token at `position` sees, or any after it."""
+        window = self.groups[group].sliding_window
+        return 0 if window is None else max(0, position - window + 1) // self.block_size
+
+    def _key(self, request: Request, column: int) -> bytes:
+        """Of all that stands before the column; its tokens are known."""
+        keys = request.prefix_keys
+        if not keys:
+            keys.append(
+                root_key(
+                    adapter=request.adapter, weights_version=request.weights_version, cache_salt=request.cache_salt
+                )
+            )
+        while len(keys) <= column:
+            first = (len(keys) - 1) * self.block_size
+            keys.append(next_key(keys[-1], request.token_ids[first : first + self.block_size]))
+        return keys[column]
 
     def check_integrity(self, requests: Iterable[Request]) -> None:
         """Asserts that each block is either free or referenced, just as often as `requests`, all there are, name it."""
@@ -97,15 +261,6 @@ class BlockManager:
         for request in requests:
             assert len(request.block_tables) in (0, len(self.groups))
             for counter, table in zip(references, request.block_tables, strict=False):
-                counter.update(table)
-        for group, (spec, counter) in enumerate(zip(self.groups, references, strict=True)):
-            free = set(self._free[group])
-            assert len(free) == len(self._free[group]), f"group {group}: a block is free twice"
-            assert NULL_BLOCK not in free, f"group {group}: the null block is free"
-            assert counter[NULL_BLOCK] == 0, f"group {group}: the null block was handed out"
-            for block in range(NULL_BLOCK + 1, spec.num_blocks):
-                count = self._ref_counts[group][block]
-                assert count == counter[block], f"group {group}: block {block} counts {count}, has {counter[block]}"
-                assert (count == 0) == (block in free), (
-                    f"group {group}: block {block} counts {count}, free: {block in free}"
-                )
+                counter.update(block for block in table if block != NULL_BLOCK)
+        for pool, counter in zip(self.pools, references, strict=True):
+            pool.check_integrity(counter)

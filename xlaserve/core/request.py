@@ -2,7 +2,7 @@
 
 import enum
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xlaserve.core.outputs import FinishReason
 from xlaserve.sampling_params import SamplingParams
@@ -28,6 +28,11 @@ class Request:
     stop_ids: frozenset[int]  # EOS (unless ignored) and the request's stop_token_ids
     seed: int  # resolved: the request's, or drawn for it
     eos_ids: frozenset[int] = frozenset()  # the part of stop_ids that is EOS: reported without a stop_reason
+    choice_index: int = 0  # which of the answers to one prompt; names its random numbers
+    forks: list["Request"] = field(default_factory=list)  # further answers, which begin once the prompt is computed
+    cache_salt: str = ""  # blocks are shared only among requests of one salt,
+    adapter: str = ""  # one adapter: an identity that another loading of the same name does not have,
+    weights_version: int = 0  # and one set of weights
 
     arrival_time: float = field(default_factory=time.monotonic)
     status: RequestStatus = RequestStatus.WAITING
@@ -36,8 +41,11 @@ class Request:
     num_computed_tokens: int = 0
     num_in_flight: int = 0
     num_preemptions: int = 0
+    num_cached_tokens: int = 0  # of the prompt, found in shared blocks when it was first scheduled
     row: int = -1  # place in the device state while running
     block_tables: list[list[int]] = field(default_factory=list)  # per layer group, while running; empty otherwise
+    num_published_blocks: int = 0  # from the start, while running
+    prefix_keys: list[bytes] = field(default_factory=list)  # of its first 0, 1, 2 ... blocks, as far as was needed
 
     # time.monotonic() of what has happened so far. The scheduler sets the first, whoever delivers the outputs the rest.
     first_scheduled_time: float | None = None
@@ -47,6 +55,14 @@ class Request:
 
     def __post_init__(self):
         self.token_ids = list(self.prompt_ids)
+
+    def add_fork(self, request_id: str, choice_index: int) -> "Request":
+        """A further answer to the same prompt; before the request is added anywhere."""
+        fork = replace(
+            self, request_id=request_id, choice_index=choice_index, forks=[], block_tables=[], prefix_keys=[]
+        )
+        self.forks.append(fork)
+        return fork
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -8,14 +8,15 @@ for the youngest first, and whoever lost its blocks waits in front of the newcom
 progresses, and everybody becomes the oldest some day.
 """
 
+import itertools
 import time
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from xlaserve.core.block_manager import BlockManager
 from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
 from xlaserve.core.request import Request, RequestStatus
-from xlaserve.core.step import ScheduledRow, SchedulerOutput, StepResult
+from xlaserve.core.step import ScheduledRow, ScheduledSample, SchedulerOutput, StepResult
 
 NOT_FINITE = "The model's output for this request was not finite (NaN or infinity); it was stopped."
 
@@ -23,7 +24,14 @@ NOT_FINITE = "The model's output for this request was not finite (NaN or infinit
 class Scheduler:
     """A request is in `waiting` or in `running` until it is finished. Host work per step: O(running + new tokens)."""
 
-    def __init__(self, block_manager: BlockManager, *, max_num_seqs: int, max_num_batched_tokens: int):
+    def __init__(
+        self,
+        block_manager: BlockManager,
+        *,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ):
         assert max_num_seqs >= 1
         assert max_num_batched_tokens >= 1
         self.block_manager = block_manager
@@ -32,19 +40,31 @@ class Scheduler:
         self.waiting: OrderedDict[Request, None] = OrderedDict()  # dicts: any request leaves in O(1)
         self.running: OrderedDict[Request, None] = OrderedDict()
         self.num_preemptions = 0
+        self.num_forks = 0  # answers that began with another's blocks
+        self.prefix_queries = 0  # tokens looked for in shared blocks,
+        self.prefix_hits = 0  # and found
+        self._clock = clock
         self._free_rows = list(reversed(range(max_num_seqs)))
+        self._refused: tuple[Request, int] | None = None  # the head of the queue, when it last did not fit
 
     @property
     def has_requests(self) -> bool:
         return bool(self.running or self.waiting)
 
     def requests(self) -> Iterator[Request]:
-        yield from self.running
-        yield from self.waiting
+        """All that are not finished, forks that have not begun included."""
+        for request in itertools.chain(self.running, self.waiting):
+            yield request
+            yield from request.forks
 
     def add(self, request: Request) -> None:
-        """Queues a request that the pool can hold and that has room for at least one token (the caller checks)."""
-        assert 0 < request.num_prompt_tokens < request.max_total_tokens <= self.block_manager.capacity
+        """Queues a request that the pool can hold and that has room for at least one token (the caller checks).
+
+        Its forks are added with it: as many rows are not needed at once, but the prompt is then computed again, as far
+        as it is not found in shared blocks.
+        """
+        for each in (request, *request.forks):
+            assert 0 < each.num_prompt_tokens < each.max_total_tokens <= self.block_manager.capacity
         self.waiting[request] = None
 
     def schedule(self) -> SchedulerOutput:
@@ -56,6 +76,9 @@ class Scheduler:
             if request.num_tokens >= request.max_total_tokens:
                 continue  # its last token is in flight
             self._schedule_request(request, output)
+        for scheduled in output.rows:  # now that nobody will be preempted any more
+            if scheduled.samples:
+                self._sample(scheduled.request, output)
         if not output.preempted:  # else the newcomer would be the next victim
             self._admit(output)
         output.rows.sort(key=lambda scheduled: scheduled.row)
@@ -67,38 +90,75 @@ class Scheduler:
             request = next(iter(self.waiting))
             if request.num_in_flight:  # preempted a moment ago: its last token's id is not known yet
                 break
-            # All it knows must fit, with a block to spare for each running request: admitted with less, it would be
-            # preempted within a few steps, again and again.
-            if not self.block_manager.can_allocate(request, request.num_tokens, spare=len(self.running)):
+            # All it knows must fit, with a block to spare for each request that will grow beside it: admitted with
+            # less, it would be preempted within a few steps, again and again.
+            spare = len(self.running) + len(request.forks) if self.running else 0
+            if self._refused == (request, self.block_manager.num_releases) and self.running:
+                break  # nothing was given back since
+            hit = self.block_manager.match(request)
+            if not self.block_manager.can_start(request, hit, spare):
+                self._refused = request, self.block_manager.num_releases
                 break
             del self.waiting[request]
-            self.running[request] = None
-            request.status = RequestStatus.RUNNING
-            request.row = self._free_rows.pop()
+            output.copies += self.block_manager.start(request, hit)
             if request.first_scheduled_time is None:
-                request.first_scheduled_time = time.monotonic()
-            output.admitted.append(request)
+                request.num_cached_tokens = hit.num_tokens
+                self.prefix_queries += request.num_prompt_tokens
+                self.prefix_hits += hit.num_tokens
+            self._take_row(request, output)
             self._schedule_request(request, output, admitted=True)
+            if output.rows[-1].samples:
+                self._sample(request, output)
+
+    def _take_row(self, request: Request, output: SchedulerOutput) -> None:
+        """Its tables are as its computed tokens need them."""
+        self.running[request] = None
+        request.status = RequestStatus.RUNNING
+        request.row = self._free_rows.pop()
+        if request.first_scheduled_time is None:
+            request.first_scheduled_time = self._clock()
+        output.admitted.append(request)
 
     def _schedule_request(self, request: Request, output: SchedulerOutput, admitted: bool = False) -> None:
         """Gives the request its next tokens, and the blocks for them, preempting from the young end if need be."""
         start = request.num_computed_tokens
         num_tokens = min(request.num_tokens - start, self.max_num_batched_tokens - output.num_tokens)
-        while (entries := self.block_manager.allocate(request, start + num_tokens)) is None:
+        while (allocation := self.block_manager.allocate(request, start + num_tokens)) is None:
             victim = next(reversed(self.running))
             self._preempt(victim)
             output.preempted.append(victim)
             if victim is request:
                 return
         if not admitted:
-            output.table_deltas += [(group, request.row, column, block) for group, column, block in entries]
+            output.table_deltas += [(group, request.row, column, block) for group, column, block in allocation.entries]
+        output.copies += allocation.copies
         in_flight = start >= len(request.token_ids)
         token_ids = None if in_flight else tuple(request.token_ids[start : start + num_tokens])
         samples = start + num_tokens == request.num_tokens
         output.rows.append(ScheduledRow(request, request.row, start, num_tokens, token_ids, samples))
         output.num_tokens += num_tokens
         request.num_computed_tokens += num_tokens
-        request.num_in_flight += samples
+
+    def _sample(self, request: Request, output: SchedulerOutput) -> None:
+        """The request's next token, and that of each fork: they begin here, with its blocks and this hidden state."""
+        position = request.num_tokens
+        request.num_in_flight += 1
+        output.samples.append(ScheduledSample(request, request.row, position))
+        forks, request.forks = request.forks, []
+        beginning = forks[: len(self._free_rows)]
+        for fork in beginning:
+            self.num_forks += 1
+            self.block_manager.fork(request, fork)
+            self._take_row(fork, output)
+            fork.num_in_flight += 1
+            output.samples.append(ScheduledSample(fork, request.row, position))
+        self._requeue_forks(forks[len(beginning) :])
+
+    def _requeue_forks(self, forks: list[Request]) -> None:
+        """From now on they are requests like any other, and the next in the queue."""
+        for fork in reversed(forks):
+            self.waiting[fork] = None
+            self.waiting.move_to_end(fork, last=False)
 
     def _preempt(self, request: Request) -> None:
         """A token in flight is not lost: it comes back to the request, not the row."""
@@ -123,11 +183,11 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[EngineOutput]:
         """Gives a step's tokens to their requests, preempted ones included; drops those of finished ones."""
-        sampled = [scheduled.request for scheduled in output.rows if scheduled.samples]
         outputs = []
-        for index, (request, token, ok) in enumerate(
-            zip(sampled, result.tokens.tolist(), result.ok.tolist(), strict=True)
+        for index, (sample, token, ok) in enumerate(
+            zip(output.samples, result.tokens.tolist(), result.ok.tolist(), strict=True)
         ):
+            request = sample.request
             if request.is_finished:
                 continue
             request.num_in_flight -= 1
@@ -136,6 +196,9 @@ class Scheduler:
             else:
                 self.finish(request, "error")
                 outputs.append(EngineOutput(request.request_id, finish_reason="error", error=NOT_FINITE))
+        for scheduled in output.rows:
+            if scheduled.request.status is RequestStatus.RUNNING:
+                self.block_manager.publish(scheduled.request)
         return outputs
 
     def _append_token(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...] | None) -> EngineOutput:
@@ -152,14 +215,27 @@ class Scheduler:
         return EngineOutput(request.request_id, (token,), logprobs, finish_reason, stop_reason)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
-        """Ends a request wherever it is; row and blocks are free at once. Its tokens in flight will be dropped."""
+        """Ends a request wherever it is; row and blocks are free at once. Its tokens in flight will be dropped.
+
+        Forks of it that have not begun go on without it.
+        """
         assert not request.is_finished
         if request.status is RequestStatus.RUNNING:
+            if reason != "error":  # else what it computed may not be finite either
+                self.block_manager.publish_last(request)
             self._release(request)
-        else:
+        elif request in self.waiting:
             del self.waiting[request]
+        else:
+            self._leave_parent(request)
+        forks, request.forks = request.forks, []
+        self._requeue_forks(forks)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
+
+    def _leave_parent(self, fork: Request) -> None:
+        parent = next(request for request in self.requests() if fork in request.forks)
+        parent.forks.remove(fork)
 
     def restart(self) -> None:
         """After the device state was lost, and all steps in flight with it: every running request is computed anew."""
@@ -167,6 +243,7 @@ class Scheduler:
             self._requeue(request)
         for request in self.waiting:
             request.num_in_flight = 0
+        self.block_manager.forget_all()
 
     def check_integrity(self) -> None:
         """Asserts that rows, blocks and the two clocks agree; for tests, after any step."""
@@ -177,6 +254,7 @@ class Scheduler:
             assert request.status is RequestStatus.RUNNING
             needed = -(-request.num_computed_tokens // self.block_manager.block_size)
             assert all(len(table) == needed for table in request.block_tables)
+            assert request.num_published_blocks <= needed
             assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
         for request in self.waiting:
             assert request.status is RequestStatus.WAITING

@@ -19,13 +19,26 @@ class ScheduledRow(NamedTuple):
     samples: bool  # the known tokens end here: the token at `start + num_tokens` is sampled
 
 
+class ScheduledSample(NamedTuple):
+    """One token to come: `row`'s last hidden state in this step gives the request's token at `position`.
+
+    A request that forks has a row of its own from here on, and this step's hidden state from where it began.
+    """
+
+    request: Request
+    row: int
+    position: int
+
+
 @dataclass
 class SchedulerOutput:
-    """One step. `rows` ascend by row; the sampled tokens come back in the order of those that sample."""
+    """One step. `rows` ascend by row; the sampled tokens come back in the order of `samples`."""
 
     rows: list[ScheduledRow] = field(default_factory=list)
+    samples: list[ScheduledSample] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)  # took a row in this step; their tables are new as a whole
     table_deltas: list[tuple[int, int, int, int]] = field(default_factory=list)  # (group, row, column, block), others
+    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (group, source, destination) blocks, in order
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
 

@@ -66,7 +66,12 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
         "sampling defaults", shown or "OpenAI's", f"model.generation_config: {config.model.generation_config}"
     )
 
-    blocks = BlockManager([GroupSpec(shapes.num_blocks) for _ in shapes.layouts], shapes.block_size)
+    blocks = BlockManager(
+        [GroupSpec(shapes.num_blocks, spec.sliding_window) for spec in shapes.specs],
+        shapes.block_size,
+        max_step_tokens=settings.max_num_batched_tokens,
+        prefix_caching=config.cache.prefix_caching,
+    )
     scheduler = Scheduler(
         blocks, max_num_seqs=shapes.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
     )

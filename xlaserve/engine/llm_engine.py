@@ -12,7 +12,17 @@ from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.core.step import SchedulerOutput
 from xlaserve.errors import EngineUnavailable
-from xlaserve.runner.commands import Body, ResetRow, RowTokens, Runner, Sample, SampleResult, SampleRow, StepFuture
+from xlaserve.runner.commands import (
+    Body,
+    CopyBlocks,
+    ResetRow,
+    RowTokens,
+    Runner,
+    Sample,
+    SampleResult,
+    SampleRow,
+    StepFuture,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +82,8 @@ class LLMEngine:
         """Every step ends in a Sample, even of no rows: its future is what keeps the host from running far ahead."""
         for request in scheduled.admitted:
             self._runner.execute(_reset_row(request))
+        if scheduled.copies:
+            self._runner.execute(CopyBlocks(tuple(scheduled.copies)))
         self._runner.execute(_body(scheduled))
         future = self._runner.execute(_sample(scheduled))
         assert future is not None
@@ -118,6 +130,7 @@ def _reset_row(request: Request) -> ResetRow:
         top_k=params.top_k,
         top_p=params.top_p,
         seed=request.seed,
+        choice_index=request.choice_index,
     )
 
 
@@ -126,10 +139,14 @@ def _body(scheduled: SchedulerOutput) -> Body:
         rows=tuple(RowTokens(row.row, row.start, row.num_tokens, row.token_ids) for row in scheduled.rows),
         table_deltas=tuple(scheduled.table_deltas),
         outputs=tuple(row.row for row in scheduled.rows if row.samples),
+        num_samples=len(scheduled.samples),
     )
 
 
 def _sample(scheduled: SchedulerOutput) -> Sample:
-    sampling = [row for row in scheduled.rows if row.samples]
-    rows = (SampleRow(index, row.row, row.start + row.num_tokens) for index, row in enumerate(sampling))
-    return Sample(tuple(rows), want_logprobs=any(row.request.params.logprobs is not None for row in sampling))
+    outputs = (row.row for row in scheduled.rows if row.samples)
+    hidden_rows = {row: index for index, row in enumerate(outputs)}
+    rows = (SampleRow(hidden_rows[sample.row], sample.request.row, sample.position) for sample in scheduled.samples)
+    return Sample(
+        tuple(rows), want_logprobs=any(sample.request.params.logprobs is not None for sample in scheduled.samples)
+    )

@@ -10,6 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from xlaserve.core.block_manager import BlockManager
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
@@ -123,13 +124,29 @@ class _ReadWhenScraped(Collector):
         yield self._gauge("num_requests_running", "Requests that have a row", len(scheduler.running))
         yield self._gauge("num_requests_waiting", "Requests that wait for one", len(scheduler.waiting))
         yield self._gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1", scheduler.block_manager.usage())
+        yield from self._blocks(scheduler.block_manager)
+        yield self._counter("prefix_cache_queries", "Prompt tokens looked for in blocks", scheduler.prefix_queries)
+        yield self._counter("prefix_cache_hits", "Prompt tokens found there", scheduler.prefix_hits)
         yield self._counter("num_preemptions", "Requests that lost their blocks", scheduler.num_preemptions)
+        yield self._counter("num_forks", "Answers that began with another's blocks", scheduler.num_forks)
         yield self._counter("compilation_cache_hits", "Programs found in the persistent cache", self._cache_hits())
         labels = (*self._labels, "reason")
         compilations = CounterMetricFamily(f"{PREFIX}compilations", "Programs compiled", labels=labels)
         for reason, count in (dict.fromkeys(_COMPILATION_REASONS, 0) | dict(self._compiled())).items():
             compilations.add_metric((*self._labels.values(), reason), count)
         yield compilations
+
+    def _blocks(self, manager: BlockManager) -> Iterable[Metric]:
+        """Over all layer groups. Blocks that only the prefix cache knows are free ones."""
+        free = sum(pool.num_free for pool in manager.pools)
+        total = sum(pool.num_blocks - 1 for pool in manager.pools)
+        used = total - free
+        yield self._gauge("kv_blocks", "KV blocks there are", total)
+        yield self._gauge("kv_blocks_used", "KV blocks in use", used)
+        cached = sum(pool.num_known for pool in manager.pools)
+        yield self._gauge("kv_blocks_cached", "KV blocks of known contents, in use or free", cached)
+        shared = sum(pool.num_shared for pool in manager.pools)
+        yield self._gauge("kv_blocks_shared", "KV blocks spared by sharing", shared)
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=tuple(self._labels))

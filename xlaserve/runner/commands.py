@@ -23,6 +23,13 @@ class ResetRow:
 
 
 @dataclass(frozen=True)
+class CopyBlocks:
+    """Copies whole blocks within a group's pools, one after the other: a source may be a later copy's destination."""
+
+    copies: tuple[tuple[int, int, int], ...]  # (group, source, destination)
+
+
+@dataclass(frozen=True)
 class RowTokens:
     """The tokens of one row in a Body: `num_tokens` from position `start` on.
 
@@ -42,11 +49,12 @@ class Body:
     rows: tuple[RowTokens, ...]
     table_deltas: tuple[tuple[int, int, int, int], ...]  # (group, row, column, block), applied before the body
     outputs: tuple[int, ...]
+    num_samples: int  # rows of the Sample to come: more than outputs where one feeds several
 
 
 @dataclass(frozen=True)
 class SampleRow:
-    hidden_row: int  # index into the last Body's outputs
+    hidden_row: int  # index into the last Body's outputs; several rows may share one
     row: int  # the request row: parameters, and where the token is remembered
     position: int  # of the token being sampled, counted from the prompt's first: names its random number
 
@@ -59,7 +67,7 @@ class Sample:
     want_logprobs: bool  # some row asks for alternatives; others cost nothing
 
 
-Command = ResetRow | Body | Sample
+Command = ResetRow | CopyBlocks | Body | Sample
 
 
 @dataclass(frozen=True)

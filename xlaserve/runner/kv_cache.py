@@ -5,11 +5,13 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 import numpy as np
-from xlaserve_kernels.paged_attention import KVLayout, KVPool, make_layout
+from jax import Array, lax
+from xlaserve_kernels.paged_attention import NULL_BLOCK, KVLayout, KVPool, make_layout
 
 from xlaserve.config import CacheSection
 from xlaserve.errors import ConfigError
-from xlaserve.models.kv_spec import KVSpec
+from xlaserve.models.kv_spec import KVSpec, group_of_layer
+from xlaserve.runner.packing import Packing
 
 HOST_DEFAULT_BYTES = 2**30  # on CPU the pool is the machine's own memory, which others want too
 DEVICE_SHARE = 0.8  # of what the weights leave free; the rest is for activations
@@ -59,6 +61,43 @@ def _budget(section: CacheSection, free_memory: int | None) -> tuple[int, str]:
     if free_memory is None:
         return HOST_DEFAULT_BYTES, f"{HOST_DEFAULT_BYTES // 2**20} MiB by default in host memory"
     return int(free_memory * DEVICE_SHARE), f"{DEVICE_SHARE:.0%} of the device's free memory"
+
+
+def copy_packing(num_groups: int, num_rows: int) -> Packing:
+    """A step copies a block per row and group at most."""
+    return Packing((("count", ()), ("copies", (num_groups * num_rows, 3))))
+
+
+def pack_copies(packing: Packing, copies: tuple[tuple[int, int, int], ...]) -> np.ndarray:
+    buffer, parts = packing.new()
+    parts["count"][...] = len(copies)
+    parts["copies"][: len(copies)] = copies
+    return buffer
+
+
+def copy_blocks(
+    pools: tuple[KVPool, ...], packed: Array, *, packing: Packing, specs: tuple[KVSpec, ...]
+) -> tuple[KVPool, ...]:
+    """The program of CopyBlocks: (group, source, destination), in order, in every layer of the group.
+
+    Donates the pools, which have their blocks along axis 0; what it takes follows the number of copies.
+    """
+    parts = packing.unpack(packed)
+    groups = group_of_layer(specs)
+
+    def copy(index: Array, pools: tuple[KVPool, ...]) -> tuple[KVPool, ...]:
+        group, *blocks = parts["copies"][index]
+        copied = []
+        for layer, pool in enumerate(pools):
+            source, destination = (jnp.where(group == groups[layer], block, NULL_BLOCK) for block in blocks)
+            copied.append(jax.tree.map(lambda x, s=source, d=destination: _copy_block(x, s, d), pool))
+        return tuple(copied)
+
+    return lax.fori_loop(jnp.int32(0), parts["count"], copy, pools)
+
+
+def _copy_block(array: Array, source: Array, destination: Array) -> Array:
+    return lax.dynamic_update_slice_in_dim(array, lax.dynamic_slice_in_dim(array, source, 1), destination, axis=0)
 
 
 def make_layouts(specs: tuple[KVSpec, ...], backend: str, block_size: int, dtype: np.dtype) -> tuple[KVLayout, ...]:

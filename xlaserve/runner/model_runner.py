@@ -14,9 +14,10 @@ from jax import Array
 from xlaserve.models.registry import head_weight
 from xlaserve.runner.body import pack_body
 from xlaserve.runner.buckets import Buckets
-from xlaserve.runner.commands import Body, Command, ResetRow, Sample, SampleResult
+from xlaserve.runner.commands import Body, Command, CopyBlocks, ResetRow, Sample, SampleResult
 from xlaserve.runner.compilations import LOG
 from xlaserve.runner.heads.sample import SampleOutput, pack_sample, sample_packing
+from xlaserve.runner.kv_cache import pack_copies
 from xlaserve.runner.programs import ProgramShapes, compile_programs
 from xlaserve.runner.row_state import RowState, pack_reset
 from xlaserve.sampling_params import MAX_LOGPROBS
@@ -88,6 +89,9 @@ class ModelRunner:
         match command:
             case ResetRow():
                 return self._reset_row(command)
+            case CopyBlocks(copies):
+                packed = pack_copies(self._shapes.copy_packing, copies)
+                self._kv_caches = self.programs.copy_blocks(self._kv_caches, packed)
             case Body():
                 return self._body(command)
             case Sample():
@@ -101,7 +105,8 @@ class ModelRunner:
         self._greedy[command.row] = command.temperature == 0
 
     def _body(self, command: Body) -> None:
-        bucket = self.buckets.tokens_for(sum(row.num_tokens for row in command.rows))
+        num_tokens = sum(row.num_tokens for row in command.rows)
+        bucket = self.buckets.tokens_for(max(num_tokens, command.num_samples))
         packed = pack_body(self._shapes.body(bucket), command)
         state = self._state
         self._hidden, self._kv_caches, tables = self.programs.bodies[bucket](

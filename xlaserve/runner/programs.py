@@ -20,7 +20,7 @@ from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.compilations import LOG
 from xlaserve.runner.heads.sample import make_sample, sample_packing
-from xlaserve.runner.kv_cache import make_layouts, make_pools
+from xlaserve.runner.kv_cache import copy_blocks, copy_packing, make_layouts, make_pools
 from xlaserve.runner.packing import Packing
 from xlaserve.runner.row_state import RowState, initial_row_state, reset_packing, reset_row
 
@@ -57,6 +57,10 @@ class ProgramShapes:
     def reset_packing(self) -> Packing:
         return reset_packing(len(self.layouts), self.table_width)
 
+    @property
+    def copy_packing(self) -> Packing:
+        return copy_packing(len(self.layouts), self.max_num_seqs)
+
     def body(self, bucket: int) -> BodyShape:
         outputs = self.buckets.outputs_of(bucket)
         return BodyShape(bucket, self.max_num_seqs, outputs, len(self.layouts), self.block_size)
@@ -75,9 +79,10 @@ class Programs:
     bodies: dict[int, Compiled]  # by T
     samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows are greedy
     reset_row: Compiled
+    copy_blocks: Compiled
 
     def __len__(self) -> int:
-        return len(self.bodies) + len(self.samples) + 1
+        return len(self.bodies) + len(self.samples) + 2
 
 
 def compile_programs(
@@ -91,8 +96,7 @@ def compile_programs(
 
     on_progress(name, done, total) is called as each is finished. Raises what the first failing compilation raises.
     """
-    bodies, samples = {}, {}
-    reset = None
+    bodies, samples, others = {}, {}, {}
     jobs = list(_lowerings(shapes, params, head_weight, sharding))
     options = COMPILER_OPTIONS.get(next(iter(sharding.device_set)).platform)
     with LOG.expect("start-up"), ThreadPoolExecutor(max_workers=min(MAX_THREADS, os.cpu_count() or 1)) as pool:
@@ -105,10 +109,9 @@ def compile_programs(
             elif kind == "sample":
                 samples[key] = compiled
             else:
-                reset = compiled
+                others[kind] = compiled
             on_progress(f"{kind} {key}", done, len(jobs))
-    assert reset is not None
-    return Programs(bodies, samples, reset)
+    return Programs(bodies, samples, **others)
 
 
 def _lowerings(
@@ -134,7 +137,10 @@ def _lowerings(
             yield ("sample", (size, greedy)), functools.partial(sample.lower, *arguments)
     reset = jax.jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
     arguments = (rows.block_tables, rows.sampling, shapes.reset_packing.abstract(sharding))
-    yield ("reset", shapes.max_num_seqs), functools.partial(reset.lower, *arguments)
+    yield ("reset_row", shapes.max_num_seqs), functools.partial(reset.lower, *arguments)
+    packing = shapes.copy_packing
+    copy = jax.jit(functools.partial(copy_blocks, packing=packing, specs=shapes.specs), donate_argnums=0)
+    yield ("copy_blocks", shapes.max_num_seqs), functools.partial(copy.lower, kv_caches, packing.abstract(sharding))
 
 
 def _abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
