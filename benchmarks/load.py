@@ -35,7 +35,12 @@ class Load:
     prompt_words: int = 128
     max_tokens: int = 64
     mixed: bool = False  # log-normal lengths in place of the two above
+    shared_words: int = 0  # the same ones in front of every prompt, the request to warm up included
     seed: int = 0
+
+    @property
+    def prefix(self) -> str:
+        return "".join(word + " " for word in random.Random(-1 - self.seed).choices(WORDS, k=self.shared_words))
 
     def jobs(self) -> Iterator[tuple[str, int]]:
         """(prompt, tokens to generate) of each request."""
@@ -45,7 +50,7 @@ class Load:
             if self.mixed:
                 num_words = int(min(1024, max(8, rng.lognormvariate(4.6, 0.9))))
                 max_tokens = int(min(256, max(4, rng.lognormvariate(4.2, 0.8))))
-            yield " ".join(rng.choice(WORDS) for _ in range(num_words)), max_tokens
+            yield self.prefix + " ".join(rng.choice(WORDS) for _ in range(num_words)), max_tokens
 
 
 @dataclass
@@ -62,7 +67,7 @@ async def run(url: str, model: str, load: Load) -> dict[str, Any]:
     gate = asyncio.Semaphore(load.concurrency)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=3600)) as session:
-        await _request(session, url, model, "warm up", 4)
+        await _request(session, url, model, load.prefix + "warm up", 4)
 
         async def worker(prompt: str, max_tokens: int) -> Answer:
             async with gate:
@@ -137,9 +142,10 @@ def main() -> None:
     parser.add_argument("--prompt-words", type=int, default=Load.prompt_words)
     parser.add_argument("--max-tokens", type=int, default=Load.max_tokens)
     parser.add_argument("--mixed", action="store_true", help="log-normal prompt and output lengths")
+    parser.add_argument("--shared-words", type=int, default=0, help="in front of every prompt")
     parser.add_argument("--seed", type=int, default=Load.seed)
     args = parser.parse_args()
-    load = Load(args.n, args.c, args.prompt_words, args.max_tokens, args.mixed, args.seed)
+    load = Load(args.n, args.c, args.prompt_words, args.max_tokens, args.mixed, args.shared_words, args.seed)
     print(json.dumps(asyncio.run(run(args.url, args.model, load))))
 
 

@@ -4,7 +4,7 @@
     python -m benchmarks.serving --peer                            # and then transformers' generate, in the same run
     python -m benchmarks.serving -- --set model.dtype=float32      # after --: whatever `xlaserve serve` takes
 
-`compiled` counts programs compiled while the load ran: 0, or requests have waited for one. Needs the extra `bench`; the
+The prefix cache is off: the loads repeat their prompts. `compiled` counts programs compiled while the load ran: 0, or requests have waited for one. Needs the extra `bench`; the
 peer needs the extra `record` (torch).
 """
 
@@ -109,7 +109,7 @@ def print_table(rows: Iterable[dict[str, Any]]) -> None:
 
 
 def measure_all(serve: list[str], peer: bool) -> Iterator[dict[str, Any]]:
-    with serving(serve) as url:
+    with serving([*serve, "--set", "cache.prefix_caching=false"]) as url:  # the loads repeat prompts
         yield from measure(url)
     if peer:
         yield from measure_peer()
