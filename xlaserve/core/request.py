@@ -33,6 +33,9 @@ class Request:
     cache_salt: str = ""  # blocks are shared only among requests of one salt,
     adapter: str = ""  # one adapter: an identity that another loading of the same name does not have,
     weights_version: int = 0  # and one set of weights
+    priority: int = 0  # lower is earlier, where the policy heeds it
+    tenant: str = ""
+    deadline: float | None = None  # time.monotonic() at which it ends with what it has by then
 
     arrival_time: float = field(default_factory=time.monotonic)
     status: RequestStatus = RequestStatus.WAITING
@@ -40,8 +43,10 @@ class Request:
     token_ids: list[int] = field(init=False)  # prompt + output that has come back
     num_computed_tokens: int = 0
     num_in_flight: int = 0
+    num_served_tokens: int = 0  # the most that were ever computed; less than the sum when some were computed again
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # of the prompt, found in shared blocks when it was first scheduled
+    order: int = -1  # among all requests; the policy numbers them
     row: int = -1  # place in the device state while running
     block_tables: list[list[int]] = field(default_factory=list)  # per layer group, while running; empty otherwise
     num_published_blocks: int = 0  # from the start, while running
