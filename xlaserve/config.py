@@ -7,10 +7,19 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from xlaserve.errors import ConfigError
 
@@ -65,12 +74,35 @@ class CompileSection(_Section):
     cache_dir: Path | None = None  # persistent compilation cache; default: the user's cache folder
 
 
+class TenantSection(_Section):
+    """Who may use the server, by one key: written here, or better, in a file that only the server can read."""
+
+    key: SecretStr | None = None
+    key_file: Path | None = None
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # its share under scheduler.policy: fair
+
+    @model_validator(mode="after")
+    def _has_one_key(self) -> "TenantSection":
+        if (self.key is None) == (self.key_file is None):
+            raise ValueError("write either key or key_file")
+        return self
+
+
+TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
 class ServerSection(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     max_connections: int = Field(default=256, ge=1)
     max_body: Bytes = 16 * 2**20
     max_waiting: int = Field(default=1024, ge=0)  # requests queued in the engine before 429
+    api_keys: dict[TenantName, TenantSection] = {}  # none: everybody is let in
+
+    @field_validator("api_keys", mode="before")
+    @classmethod
+    def _null_is_none(cls, value: Any) -> Any:
+        return {} if value is None else value
 
 
 class Config(_Section):
@@ -130,6 +162,8 @@ def _apply_override(data: dict, override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
+        if _is_secret(key.split(".")):
+            raise ConfigError(f"--set {key}: the value is not valid YAML") from None
         raise ConfigError(f"--set {override!r}: the value is not valid YAML: {error}") from error
     *parents, last = key.split(".")
     for parent in parents:
@@ -137,7 +171,7 @@ def _apply_override(data: dict, override: str) -> None:
             data[parent] = {}
         data = data[parent]
         if not isinstance(data, dict):
-            raise ConfigError(f"--set {override!r}: {parent} is not a section")
+            raise ConfigError(f"--set {key}: {parent} is not a section")
     data[last] = value
 
 
@@ -146,14 +180,23 @@ def _explain(where: str, error: Any) -> str:
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key {key!r}. {_suggest(path)}"
-    return f"{where}: {key} is {str(error.get('input'))[:80]!r}: {error['msg']}"
+    found = "" if _is_secret(path) else f" is {str(error.get('input'))[:80]!r}"
+    return f"{where}: {key}{found}: {error['msg']}"
+
+
+def _is_secret(path: Sequence[str]) -> bool:
+    """Whether the value there may hold an API key, which no message shows."""
+    return "api_keys" in path and path[-1] != "weight"
 
 
 def _suggest(path: list[str]) -> str:
     """The nearest valid key, among those of the same section first and then of all."""
     section: Any = Config
-    for part in path[:-1]:
+    parts = iter(path[:-1])
+    for part in parts:
         section = section.model_fields[part].annotation
+        if get_origin(section) is dict and next(parts, None):  # sections by a name of the user's
+            section = get_args(section)[1]
     siblings = {name: ".".join([*path[:-1], name]) for name in section.model_fields}
     everywhere = {
         name: f"{outer}.{name}"

@@ -37,10 +37,12 @@ def port_of(process: subprocess.Popen) -> int:
     return int(process.args[process.args.index("--port") + 1])
 
 
-def request(process: subprocess.Popen, method: str, path: str, body: dict | None = None) -> tuple[int, bytes]:
+def request(
+    process: subprocess.Popen, method: str, path: str, body: dict | None = None, headers: dict[str, str] | None = None
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port_of(process), timeout=10)
     try:
-        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"} | (headers or {}))
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -105,6 +107,18 @@ def test_the_banner_shows_the_settings_and_where_it_serves():
         assert "model.source = demo (as told)" in shown
         assert f"Serving toy on http://127.0.0.1:{port_of(process)}" in shown
         assert request(process, "POST", "/v1/completions", {"model": "toy", "prompt": "hi"})[0] == 200
+
+
+@pytest.mark.parametrize("how", ["option", "environment"])
+def test_an_api_key_is_asked_for_and_not_shown(how, monkeypatch):
+    if how == "environment":
+        monkeypatch.setenv("XLASERVE_API_KEY", "sk-secret")
+    with serving(*(["--api-key", "sk-secret"] if how == "option" else [])) as process:
+        assert "sk-secret" not in "".join(wait_for(process, "Serving"))
+        body = {"model": "toy", "prompt": "hi"}
+        assert request(process, "POST", "/v1/completions", body)[0] == 401
+        assert request(process, "POST", "/v1/completions", body, {"Authorization": "Bearer sk-secret"})[0] == 200
+        assert request(process, "GET", "/health")[0] == 200
 
 
 def test_a_taken_port_is_told_at_once():

@@ -9,11 +9,19 @@ from tests.server.toy_service import make_toy_service
 
 @pytest.fixture
 def make_live():
-    """make_live(script, max_requests=, max_body=, **toy): a live server over a toy engine; see make_toy_service."""
+    """make_live(script, max_requests=, max_body=, api_keys=, **toy): a live server over a toy engine.
+
+    **toy: see make_toy_service."""
     servers = []
 
-    def make(script: bytes | Sequence[int] = b"hello", max_requests: int = 8, max_body: int = 100_000, **toy: Any):
-        server = LiveServer(max_requests=max_requests, max_body=max_body)
+    def make(
+        script: bytes | Sequence[int] = b"hello",
+        max_requests: int = 8,
+        max_body: int = 100_000,
+        api_keys: dict[str, str] | None = None,
+        **toy: Any,
+    ):
+        server = LiveServer(max_requests=max_requests, max_body=max_body, api_keys=api_keys)
         servers.append(server)
         server.service, server.runner = make_toy_service(script, **toy)
         server.state.set_ready(server.service)

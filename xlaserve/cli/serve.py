@@ -25,8 +25,14 @@ DRAIN_SECONDS = 30.0  # for running requests, once asked to stop
 @config_options
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="0: any free port.  [default: 8000]")
+@click.option(
+    "--api-key",
+    envvar="XLASERVE_API_KEY",
+    show_envvar=True,
+    help="Requests must carry this key. Other users of the machine see options, but not the environment.",
+)
 @user_errors
-def command(config: Path | None, host: str | None, port: int | None, **options: Any) -> None:
+def command(config: Path | None, host: str | None, port: int | None, api_key: str | None, **options: Any) -> None:
     """Serve a model over HTTP, compatible with OpenAI's API. CONFIG is a YAML file; without one, defaults apply.
 
     The port is bound at once and answers 503 until the model is ready: see /health and /ready. SIGTERM and Ctrl-C let
@@ -43,7 +49,10 @@ def command(config: Path | None, host: str | None, port: int | None, **options: 
     if config is not None and options["config_file"] is not None:
         raise click.UsageError("The configuration is given twice: as CONFIG and as --config.")
     options["config_file"] = config or options["config_file"]
-    serve(resolve_config(**options, server__host=host, server__port=port))
+    named = {"server__host": host, "server__port": port}
+    if api_key is not None:
+        named["server__api_keys__default"] = {"key": api_key}
+    serve(resolve_config(**options, **named))
 
 
 def serve(config: "Config") -> None:
@@ -52,12 +61,14 @@ def serve(config: "Config") -> None:
     from xlaserve.cli.engine import shut_down
     from xlaserve.server import wsgi
     from xlaserve.server.app import create_app
+    from xlaserve.server.auth import ApiKeys, read_keys
     from xlaserve.server.state import ServerState
 
+    keys = ApiKeys(read_keys(config.server.api_keys))
     limits = {"max_requests": config.server.max_connections, "max_body": config.server.max_body}
     sock = wsgi.bind(config.server.host, config.server.port)  # before the long work of loading
     state = ServerState(**limits)
-    server = wsgi.HttpServer(create_app(state), sock, **limits)
+    server = wsgi.HttpServer(create_app(state, keys), sock, **limits)
     stop = _stop_signal()
     service = None
     try:

@@ -2,11 +2,12 @@
 
 import logging
 
-from flask import Flask, Response, request
+from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from xlaserve.errors import XlaserveError
 from xlaserve.server import openai, utility
+from xlaserve.server.auth import ApiKeys
 from xlaserve.server.errors import ClientGone, ErrorReply, body_too_large, error_reply, make_reply
 from xlaserve.server.http import STATE
 from xlaserve.server.state import ServerState
@@ -14,11 +15,21 @@ from xlaserve.server.state import ServerState
 _logger = logging.getLogger(__name__)
 
 
-def create_app(state: ServerState) -> Flask:
-    """The application over `state`, which may still be loading its model."""
+_OPEN = ("/health", "/ready", "/metrics")  # to probes and scrapers, which have no key
+
+
+def create_app(state: ServerState, api_keys: ApiKeys | None = None) -> Flask:
+    """The application over `state`, which may still be loading its model. `api_keys`: None lets everybody in."""
+    keys = api_keys or ApiKeys()
     app = Flask(__name__, static_folder=None)
     app.extensions[STATE] = state
     app.config["MAX_CONTENT_LENGTH"] = state.max_body
+
+    @app.before_request
+    def authenticate() -> None:
+        if request.path not in _OPEN:
+            g.tenant = keys.tenant_of(request.headers.get("Authorization"))
+
     app.register_blueprint(openai.routes)
     app.register_blueprint(utility.routes)
     app.register_error_handler(XlaserveError, _known_error)

@@ -16,6 +16,10 @@ class Overloaded(XlaserveError):
     """No place is free for another request (HTTP 429)."""
 
 
+class Unauthorized(XlaserveError):
+    """The request has no API key, or one that is not known (HTTP 401)."""
+
+
 class ClientGone(Exception):
     """The client has closed its connection: nobody reads an answer."""
 
@@ -33,6 +37,8 @@ def error_reply(error: Exception) -> ErrorReply:
     """The reply for an exception; one that is none of ours becomes a 500 that tells nothing of the inside."""
     if isinstance(error, InvalidRequest):
         return make_reply(error.status, str(error), param=error.param, code=error.code)
+    if isinstance(error, Unauthorized):
+        return make_reply(401, str(error), code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     if isinstance(error, Overloaded):
         return make_reply(429, str(error))
     if isinstance(error, EngineUnavailable):
