@@ -19,6 +19,7 @@ LAYERS = {
     "xlaserve.errors": 1,
     "xlaserve.config": 1,
     "xlaserve.sampling_params": 1,
+    "xlaserve.scheduling_params": 1,
     "xlaserve.sharding": 1,
     "xlaserve.core": 2,
     "xlaserve.layers": 3,

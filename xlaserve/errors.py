@@ -26,6 +26,19 @@ class InvalidRequest(XlaserveError):
         self.status = status
 
 
+class Overloaded(XlaserveError):
+    """No place for another request just now (HTTP 429); one may be free in `retry_after` seconds."""
+
+    def __init__(self, message: str, *, code: str | None = None, retry_after: int = 1):
+        super().__init__(message)
+        self.code = code
+        self.retry_after = retry_after
+
+
+class RequestTimedOut(XlaserveError):
+    """The request's `timeout` was over before it ran at all (HTTP 504)."""
+
+
 class EngineUnavailable(XlaserveError):
     """The engine is still loading, is shutting down or has failed (HTTP 503)."""
 

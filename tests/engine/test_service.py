@@ -10,7 +10,7 @@ from xlaserve.core.outputs import FinishReason
 from xlaserve.engine.output_processor import TextDelta
 from xlaserve.engine.service import Generation, GenerationService, ModelInfo
 from xlaserve.engine.tokenizer import load_tokenizer
-from xlaserve.errors import EngineUnavailable, InvalidRequest
+from xlaserve.errors import EngineUnavailable, InvalidRequest, Overloaded
 from xlaserve.sampling_params import SamplingParams
 
 EOS = 256  # beyond the bytes: the tokenizer has no text for it
@@ -192,10 +192,10 @@ def test_queue_beyond_its_limit_is_refused_at_once_and_accepted_requests_finish(
     for number in range(50):
         try:
             accepted.append(one.service.submit([number], greedy(3)))
-        except InvalidRequest as error:
+        except Overloaded as error:
             refused.append(error)
     assert (len(accepted), len(refused)) == (6, 44)
-    assert {(error.status, error.code) for error in refused} == {(429, "queue_full")}
+    assert {(error.code, error.retry_after) for error in refused} == {("queue_full", 1)}
     one.runner.released.set()
     assert [ids_of(generation) for generation in accepted] == [
         toy_output([number], 3, vocab_size=VOCAB) for number in range(6)

@@ -146,3 +146,16 @@ def test_metrics_count_what_was_served(make_live):
     }
     assert samples["xlaserve:request_success_total", "stop"] == 3
     assert samples["xlaserve:time_to_first_token_seconds_count", None] == 3
+
+
+def test_retry_after_tells_how_long_as_many_requests_take_as_wait(make_live):
+    """A request takes a fifth of a second or little more: nine that wait take at least 1.8."""
+    server = make_live(b"x" * 500, step_seconds=0.02, max_num_seqs=1, max_waiting=9, max_requests=20)
+    body = {"model": "toy", "prompt": ["hi"] * 10, "max_tokens": 10, "ignore_eos": True}
+    with server.open("/v1/completions", body):
+        assert wait_until(lambda: server.service.stats()["waiting"] == 6)
+        with server.open("/v1/completions", body | {"prompt": ["hi"] * 3}):
+            assert wait_until(lambda: server.service.stats()["waiting"] >= 8)
+            answer = server.post("/v1/completions", body)
+    assert (answer.status, answer.error["type"], answer.error["code"]) == (429, "rate_limit_error", "queue_full")
+    assert 2 <= int(answer.headers["Retry-After"]) <= 4

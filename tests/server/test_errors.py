@@ -142,6 +142,13 @@ def test_max_tokens_beyond_the_context_is_capped(make_live):
     assert choice["choices"][0]["finish_reason"] == "length"
 
 
+@pytest.mark.parametrize("ask", ["complete", "chat"])
+def test_a_priority_that_would_have_no_effect(checked, ask):
+    answer = getattr(checked, ask)(priority=1)
+    assert (answer.status, answer.error["param"]) == (400, "priority")
+    assert getattr(checked, ask)(priority=0).status == 200
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_unknown_model(checked, path):
     fields = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}

@@ -4,6 +4,7 @@ import pytest
 
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import SamplingParams
+from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server import protocol
 
 USER = {"role": "user", "content": "hi"}
@@ -32,6 +33,26 @@ def test_the_request_wins_over_the_checkpoints_defaults():
     assert params(chat(), **defaults).top_k == 1
     asked = params(chat(temperature=1, top_k=-1), **defaults)
     assert (asked.temperature, asked.top_k) == (1, 0)
+
+
+def test_every_scheduling_field_arrives():
+    for request in (completion(priority=-3, timeout=2), chat(priority=-3, timeout=2)):
+        assert request.scheduling_params("alice") == SchedulingParams(priority=-3, timeout=2.0, tenant="alice")
+    assert completion().scheduling_params("") == SchedulingParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("priority", value) for value in (1.5, "1", True, 2**31, -(2**31))),
+        *(("timeout", value) for value in (0, -1, -0.5, "5", True, [], float("inf"))),
+    ],
+)
+def test_what_is_no_priority_or_timeout_is_refused(field, value):
+    for parse in (completion, chat):
+        with pytest.raises(InvalidRequest) as caught:
+            parse(**{field: value}).scheduling_params("")
+        assert caught.value.param == field
 
 
 def test_every_sampling_field_arrives():

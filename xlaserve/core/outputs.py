@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+# timeout: its time was over before it ran at all; one that has run ends with "length" and the stop_reason "timeout".
+FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 
 
 @dataclass(frozen=True)
@@ -22,5 +23,5 @@ class EngineOutput:
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None  # one per token id, if asked for
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it; None for EOS
-    error: str | None = None  # with finish_reason "error"
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it, or "timeout"; None for EOS
+    error: str | None = None  # with finish_reason "error" or "timeout"

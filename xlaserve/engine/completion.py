@@ -18,7 +18,7 @@ class Completion:
     token_ids: list[int] = field(default_factory=list)
     logprobs: "list[TokenLogprob] | None" = None  # if asked for, one per token
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended it
+    stop_reason: int | str | None = None  # the stop token id or stop string that ended it, or "timeout"
 
     def add(self, delta: "TextDelta") -> None:
         self.text += delta.text

@@ -13,9 +13,10 @@ from typing import Literal
 
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
+from xlaserve.engine.completion_rate import CompletionRate
 from xlaserve.engine.llm_engine import FAILED, LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
-from xlaserve.errors import EngineUnavailable, InvalidRequest
+from xlaserve.errors import EngineUnavailable, InvalidRequest, Overloaded
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +69,8 @@ class EngineLoop:
         self._metrics = metrics
         self._max_requests = max_requests
         self._inbox: queue.SimpleQueue[Request | _Abort | _Stop] = queue.SimpleQueue()
-        self._changed = threading.Condition()  # guards the state and the dict of streams
+        self._changed = threading.Condition()  # guards the state, the dict of streams and the rate
+        self._rate = CompletionRate(time.monotonic())
         self._state: EngineState = "ready"
         self._streams: dict[str, OutputStream] = {}  # of unfinished requests
         self._stopping = False  # the loop thread's own
@@ -93,7 +95,7 @@ class EngineLoop:
     def submit(self, request: Request, news: threading.Event | None = None) -> OutputStream:
         """`news`: see OutputStream.
 
-        Raises EngineUnavailable when not ready, InvalidRequest for an id in use and (429) for one too many.
+        Raises EngineUnavailable when not ready, InvalidRequest for an id in use and Overloaded for one too many.
         """
         stream = OutputStream(request, news)
         with self._changed:
@@ -101,12 +103,21 @@ class EngineLoop:
                 raise EngineUnavailable(FAILED if self._state == "failed" else "The engine is shutting down.")
             if len(self._streams) >= self._max_requests:
                 message = f"The engine has {len(self._streams)} requests, its limit: try again in a moment."
-                raise InvalidRequest(message, code="queue_full", status=429)
+                raise Overloaded(message, code="queue_full", retry_after=self._retry_after())
             if request.request_id in self._streams:
                 raise InvalidRequest(f"The request id {request.request_id!r} is in use.", param="request_id")
             self._streams[request.request_id] = stream
             self._inbox.put(request)
         return stream
+
+    def retry_after(self) -> int:
+        """Seconds until as many requests will have ended as wait now, at the present rate; from 1 to 60."""
+        with self._changed:
+            return self._retry_after()
+
+    def _retry_after(self) -> int:
+        num_waiting = len(self._streams) - len(self._engine.scheduler.running)
+        return self._rate.seconds_until(max(1, num_waiting), time.monotonic())
 
     def abort(self, stream: OutputStream, reason: FinishReason = "abort") -> None:
         """Ends a request in whatever phase it is; harmless when it has ended. `reason` goes to its stream."""
@@ -131,6 +142,7 @@ class EngineLoop:
         try:
             while not (self._stopping or self._engine.has_failed):
                 self._empty_inbox()
+                self._deliver(self._engine.expire(time.monotonic()))
                 if self._engine.has_work and not self._stopping:
                     self._deliver(self._engine.step())
                     self._metrics.observe_step(self._engine.last_step_tokens)
@@ -152,6 +164,8 @@ class EngineLoop:
             self._idle = True
             self._accept(self._inbox.get())
             self._progress_time = time.monotonic()
+            with self._changed:
+                self._rate.restart(self._progress_time)
             self._idle = False
         while not self._inbox.empty():
             self._accept(self._inbox.get())
@@ -176,6 +190,7 @@ class EngineLoop:
             if output.finish_reason:
                 with self._changed:
                     del self._streams[output.request_id]
+                    self._rate.observe_end(now)
                     self._changed.notify_all()
             stream.put(output)
 

@@ -5,8 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from xlaserve.engine.completion import Completion
-from xlaserve.errors import EngineUnavailable, GenerationFailed
+from xlaserve.errors import EngineUnavailable, GenerationFailed, RequestTimedOut
 from xlaserve.sampling_params import SamplingParams
+from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
 if TYPE_CHECKING:
     from xlaserve.engine.output_processor import TextDelta
@@ -18,8 +19,9 @@ POLL_SECONDS = 0.5  # how soon what `check` looks at is noticed while nothing is
 class Generations:
     """One generation per prompt: iterating yields (index, TextDelta) as they come, until all have finished.
 
-    params: of all, or one per prompt. `check` is called twice a second at least, and ends the iteration by raising.
-    Raises EngineUnavailable when the engine has dropped a generation, GenerationFailed when one could not be finished.
+    params: of all, or one per prompt; scheduling: of all. `check` is called twice a second at least, and ends the
+    iteration by raising. Raises EngineUnavailable when the engine has dropped a generation, GenerationFailed when one
+    could not be finished, RequestTimedOut when one had no chance to begin in time.
     `abort()` must be called in the end, whatever happened: it stops what still runs.
     """
 
@@ -30,6 +32,7 @@ class Generations:
         params: SamplingParams | Sequence[SamplingParams],
         request_id: str,
         *,
+        scheduling: SchedulingParams = NO_PREFERENCE,
         check: Callable[[], None] = lambda: None,
     ):
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
@@ -40,7 +43,7 @@ class Generations:
         self._news = threading.Event()  # set when any of them has something new
         try:
             for index, (prompt_ids, its_params) in enumerate(zip(prompts, each, strict=True)):
-                generation = service.submit(prompt_ids, its_params, f"{request_id}-{index}", news=self._news)
+                generation = service.submit(prompt_ids, its_params, f"{request_id}-{index}", self._news, scheduling)
                 self.by_index.append(generation)
                 self._running[index] = generation
         except BaseException:
@@ -77,6 +80,8 @@ def _raise_if_failed(delta: "TextDelta") -> None:
         raise GenerationFailed(delta.error or "The engine could not finish this request.")
     if delta.finish_reason == "abort":
         raise EngineUnavailable(delta.error or "The server has ended this request: it is shutting down.")
+    if delta.finish_reason == "timeout":
+        raise RequestTimedOut(delta.error)
 
 
 def collect(generations: Generations) -> list[Completion]:

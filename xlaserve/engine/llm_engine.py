@@ -7,6 +7,7 @@ two clocks account for.
 import logging
 from collections import deque
 
+from xlaserve.core.deadlines import Deadlines
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
@@ -28,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # in a row, no token coming back in between
 FAILED = "The engine has failed; its log tells why."
+TIMED_OUT = "The timeout of this request was over before the engine had room for it."
 
 
 class LLMEngine:
@@ -41,6 +43,7 @@ class LLMEngine:
         self._steps_ahead = 1 if async_scheduling else 0
         self._in_flight: deque[tuple[SchedulerOutput, StepFuture]] = deque()
         self._num_failures = 0
+        self._deadlines = Deadlines()
 
     @property
     def has_work(self) -> bool:
@@ -51,6 +54,7 @@ class LLMEngine:
         if self.has_failed:
             raise EngineUnavailable(FAILED)
         self.scheduler.add(request)
+        self._deadlines.add(request)
 
     def finish_request(self, request: Request, reason: FinishReason) -> EngineOutput | None:
         """Ends a request in any phase; its row and blocks are free at once. None if it has finished already."""
@@ -58,6 +62,21 @@ class LLMEngine:
             return None
         self.scheduler.finish(request, reason)
         return EngineOutput(request.request_id, finish_reason=reason)
+
+    def expire(self, now: float) -> list[EngineOutput]:
+        """Ends the requests whose deadline has passed, wherever they are; tokens in flight are dropped.
+
+        One that has begun ends like one that has reached its length; `now` is of time.monotonic().
+        """
+        outputs = []
+        for request in self._deadlines.pop_expired(now):
+            if request.first_scheduled_time is None:
+                self.scheduler.finish(request, "timeout")
+                outputs.append(EngineOutput(request.request_id, finish_reason="timeout", error=TIMED_OUT))
+            else:
+                self.scheduler.finish(request, "length")
+                outputs.append(EngineOutput(request.request_id, finish_reason="length", stop_reason="timeout"))
+        return outputs
 
     def step(self) -> list[EngineOutput]:
         """Launches the next step and returns what the one before it has brought.

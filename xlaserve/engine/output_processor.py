@@ -38,8 +38,8 @@ class TextDelta:
     token_ids: tuple[int, ...] = ()  # EOS included
     logprobs: tuple[TokenLogprob, ...] | None = None  # one per token id, if asked for
     finish_reason: FinishReason | None = None
-    stop_reason: int | str | None = None  # the stop token id or stop string that ended the output; None for EOS
-    error: str | None = None  # with finish_reason "error"
+    stop_reason: int | str | None = None  # the stop token id or string that ended the output, "timeout"; None for EOS
+    error: str | None = None  # with finish_reason "error" or "timeout"
 
 
 class OutputProcessor:

@@ -19,6 +19,7 @@ from xlaserve.engine.output_processor import OutputProcessor, TextDelta
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import SamplingParams
+from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
 
 @dataclass(frozen=True)
@@ -69,6 +70,10 @@ class GenerationService:
         blocks = self._scheduler.block_manager
         return sum(blocks.num_free(group) for group in range(len(blocks.groups)))
 
+    def retry_after(self) -> int:
+        """Seconds until a request refused now may find a place, at the present rate; from 1 to 60."""
+        return self._loop.retry_after()
+
     def stats(self) -> dict[str, int]:
         scheduler = self._scheduler
         return {
@@ -84,11 +89,12 @@ class GenerationService:
         params: SamplingParams,
         request_id: str | None = None,
         news: Event | None = None,
+        scheduling: SchedulingParams = NO_PREFERENCE,
     ) -> "Generation":
         """Queues a request and returns its generation at once. `news` is set whenever that has something new.
 
         max_tokens beyond what the context or the KV pool has left is cut to that: the output then ends with "length".
-        Raises InvalidRequest for what cannot be served and (429) when the queue is full, EngineUnavailable when the
+        Raises InvalidRequest for what cannot be served, Overloaded when the queue is full, EngineUnavailable when the
         engine takes no requests.
         """
         try:
@@ -96,8 +102,12 @@ class GenerationService:
         except TypeError:
             raise InvalidRequest("prompt: token ids must be integers.", param="prompt") from None
         self._check(prompt_ids, params)
+        if scheduling.priority != 0:
+            message = "priority: this server takes requests in the order in which they come (scheduler.policy)."
+            raise InvalidRequest(message, param="priority")
         eos_ids = frozenset() if params.ignore_eos else self.info.eos_ids
         limit = min(self.info.max_model_len, self.info.max_request_tokens)
+        now = time.monotonic()
         request = Request(
             request_id=request_id or f"gen-{secrets.token_hex(12)}",
             prompt_ids=prompt_ids,
@@ -106,6 +116,10 @@ class GenerationService:
             stop_ids=eos_ids | set(params.stop_token_ids),
             eos_ids=eos_ids,
             seed=secrets.randbits(63) if params.seed is None else params.seed,
+            arrival_time=now,
+            priority=scheduling.priority,
+            tenant=scheduling.tenant,
+            deadline=None if scheduling.timeout is None else now + scheduling.timeout,
         )
         processor = OutputProcessor(self.tokenizer, prompt_ids, params, request.stop_ids)
         return Generation(self._loop.submit(request, news), processor, self._loop)

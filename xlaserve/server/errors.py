@@ -6,14 +6,17 @@ No flask here.
 import json
 from dataclasses import dataclass, field
 
-from xlaserve.errors import EngineUnavailable, GenerationFailed, InvalidRequest, XlaserveError
+from xlaserve.errors import (
+    EngineUnavailable,
+    GenerationFailed,
+    InvalidRequest,
+    Overloaded,
+    RequestTimedOut,
+    XlaserveError,
+)
 
 MAX_MESSAGE_LENGTH = 2000  # characters: an error must not echo a large request back
-RETRY_AFTER_SECONDS = 1
-
-
-class Overloaded(XlaserveError):
-    """No place is free for another request (HTTP 429)."""
+RETRY_AFTER_SECONDS = 1  # where nothing says how long it takes
 
 
 class Unauthorized(XlaserveError):
@@ -40,9 +43,11 @@ def error_reply(error: Exception) -> ErrorReply:
     if isinstance(error, Unauthorized):
         return make_reply(401, str(error), code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     if isinstance(error, Overloaded):
-        return make_reply(429, str(error))
+        return make_reply(429, str(error), code=error.code, headers={"Retry-After": str(error.retry_after)})
     if isinstance(error, EngineUnavailable):
         return make_reply(503, str(error))
+    if isinstance(error, RequestTimedOut):
+        return make_reply(504, str(error))
     if isinstance(error, GenerationFailed):
         return make_reply(500, str(error))
     return make_reply(500, "The server had an internal error while processing the request; its log has the details.")
@@ -58,7 +63,7 @@ def make_reply(
     error = {"message": message, "type": kind, "param": param, "code": code or default_code}
     headers = dict(headers or {})
     if status in (429, 503):
-        headers["Retry-After"] = str(RETRY_AFTER_SECONDS)
+        headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
     return ErrorReply(status, json.dumps({"error": error}, ensure_ascii=False).encode("utf-8", "replace"), headers)
 
 
@@ -70,4 +75,5 @@ def body_too_large(limit: int) -> str:
 _KINDS = {
     429: ("rate_limit_error", "rate_limit_exceeded"),
     503: ("server_error", "service_unavailable"),
+    504: ("server_error", "timeout"),
 }

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
-from flask import Response, current_app, request
+from flask import Response, current_app, g, request
 
 from xlaserve.errors import InvalidRequest
 from xlaserve.server.errors import ClientGone
@@ -19,6 +19,11 @@ STATE = "xlaserve"  # key in app.extensions
 
 def server_state() -> ServerState:
     return cast(ServerState, current_app.extensions[STATE])
+
+
+def tenant() -> str:
+    """Whose API key the request has; "" where there are none."""
+    return g.get("tenant", "")
 
 
 def read_json() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from flask import Blueprint, Response
 
 from xlaserve.engine.generations import Generations, collect
 from xlaserve.server import sse
-from xlaserve.server.http import check_model, json_response, liveness_check, read_json, server_state
+from xlaserve.server.http import check_model, json_response, liveness_check, read_json, server_state, tenant
 from xlaserve.server.protocol import ChatRequest, CompletionRequest, parse_chat, parse_completion
 from xlaserve.server.render import ChatRenderer, CompletionRenderer
 from xlaserve.server.responses import ModelCard, ModelList
@@ -63,7 +63,8 @@ def _answer(
 ) -> Response:
     """Generates and answers, whole or streamed. What `stack` holds is released when the answer has been sent."""
     params = asked.sampling_params(service.info.sampling_defaults)
-    generations = Generations(service, prompts, params, renderer.id, check=liveness_check())
+    scheduling = asked.scheduling_params(tenant())
+    generations = Generations(service, prompts, params, renderer.id, scheduling=scheduling, check=liveness_check())
     stack.callback(generations.abort)
     if not asked.stream:
         response = json_response(renderer.whole(collect(generations)))

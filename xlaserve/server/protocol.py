@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from xlaserve.sampling_params import MAX_LOGPROBS, SamplingParams
+from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server.messages import Message
 from xlaserve.server.unsupported import CHAT, COMPLETION
 from xlaserve.server.validation import validate
@@ -49,7 +50,7 @@ class StreamOptions(_Strict):
 
 
 class _GenerationRequest(_Strict):
-    """The fields that completions and chat completions share. Ranges are checked by SamplingParams."""
+    """The fields that both endpoints share. Ranges are checked by SamplingParams and SchedulingParams."""
 
     model: str
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -61,6 +62,8 @@ class _GenerationRequest(_Strict):
     stop_token_ids: list[int] = []  # extension
     ignore_eos: bool = False  # extension
     return_token_ids: bool = False  # extension
+    priority: int = 0  # extension
+    timeout: float | None = None  # extension
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None  # no-op
@@ -75,6 +78,9 @@ class _GenerationRequest(_Strict):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    def scheduling_params(self, tenant: str) -> SchedulingParams:
+        return SchedulingParams(priority=self.priority, timeout=self.timeout, tenant=tenant)
 
     def _sampling_params(self, defaults: dict[str, Any], **fields: Any) -> SamplingParams:
         """The request's values, else the checkpoint's `defaults`, else OpenAI's."""

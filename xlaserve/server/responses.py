@@ -38,7 +38,7 @@ class CompletionChoice(Reply):
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None  # null until a stream's last chunk
-    stop_reason: int | str | None = None  # the stop string or token id that ended it; null for EOS
+    stop_reason: int | str | None = None  # the stop string or token id that ended it, or "timeout"; null for EOS
     prompt_token_ids: list[int] | None = None  # of a chunk: the first only
     token_ids: list[int] | None = None
 

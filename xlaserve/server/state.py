@@ -6,8 +6,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal
 
-from xlaserve.errors import EngineUnavailable
-from xlaserve.server.errors import Overloaded
+from xlaserve.errors import EngineUnavailable, Overloaded
 
 if TYPE_CHECKING:
     from xlaserve.engine.metrics import EngineMetrics
@@ -22,8 +21,10 @@ HUNG_SECONDS = 120.0
 class Places:
     """Counts the requests being worked on; never more than `limit`, so that a thread is always free for /health."""
 
-    def __init__(self, limit: int):
+    def __init__(self, limit: int, retry_after: Callable[[], int] = lambda: 1):
+        """`retry_after` gives the seconds until a place may be free."""
         self._limit = limit
+        self._retry_after = retry_after
         self._taken = 0
         self._changed = threading.Condition()
 
@@ -31,7 +32,8 @@ class Places:
         """Returns the function that gives the place back. Raises Overloaded at once when none is free."""
         with self._changed:
             if self._taken >= self._limit:
-                raise Overloaded(f"The server is working on {self._limit} requests, its limit: try again in a moment.")
+                message = f"The server is working on {self._limit} requests, its limit: try again in a moment."
+                raise Overloaded(message, retry_after=self._retry_after())
             self._taken += 1
         return self._give_back
 
@@ -53,7 +55,7 @@ class ServerState:
     """
 
     def __init__(self, *, max_requests: int, max_body: int):
-        self.places = Places(max_requests)
+        self.places = Places(max_requests, lambda: self._service.retry_after() if self._service else 1)
         self.max_body = max_body
         self._service: GenerationService | None = None
         self._phase: Phase = "loading"

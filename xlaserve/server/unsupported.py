@@ -60,7 +60,6 @@ _COMMON = {
     "prompt_logprobs": Unsupported(),
     "prompt_embeds": Unsupported(advice="send text or token ids"),
     "return_tokens_as_token_ids": Unsupported(False, advice="use return_token_ids"),
-    "priority": Unsupported(0),
     "request_id": Unsupported(advice="the server names its requests; leave it out"),
     "cache_salt": Unsupported(),
     "logits_processors": Unsupported([]),
