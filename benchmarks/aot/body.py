@@ -1,5 +1,6 @@
 """The engine's body for a model of which only the configuration is here: abstract weights, no memory."""
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +10,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from xlaserve_kernels.backend import BACKENDS
 from xlaserve_kernels.paged_attention import KVLayout, KVPool, make_layout
+from xlaserve_kernels.quantized_matmul import quantize_weight
 
 from benchmarks.aot import targets
 from xlaserve.layers.params import ArraySpec, map_specs
+from xlaserve.layers.quantized import QuantizedArray
 from xlaserve.models.config import ModelConfig, parse_config
 from xlaserve.models.forward_batch import attention_plan
 from xlaserve.models.kv_spec import kv_specs
@@ -22,6 +25,7 @@ from xlaserve.sharding import MESH_AXES, replicated, sharding_of
 
 LLAMA_8B = Path(__file__).parent.parent / "llama_3_1_8b.json"
 BLOCK_SIZE = 16
+GROUP_SIZE = 128  # of the inputs that share a scale, with int8 weights
 KERNELS = {"tpu": "pallas_tpu", "cuda": "pallas_gpu", "rocm": "pallas_gpu"}
 
 
@@ -51,11 +55,19 @@ class Step:
         return self.num_rows * self.context // BLOCK_SIZE + 1
 
 
+def in_layers(name: str, spec: ArraySpec) -> bool:
+    """Whether it is a matrix of a layer: what is read in every step, and quantised."""
+    return ".layers." in name and len(spec.shape) == 2
+
+
 def compile_body(
-    config: ModelConfig, target: str, step: Step, *, dtype: str = "bfloat16", num_devices: int = 1,
-    dump_to: str | None = None,
+    config: ModelConfig, target: str, step: Step, *, dtype: str = "bfloat16", int8: bool = False,
+    num_devices: int = 1, dump_to: str | None = None,
 ) -> jax.stages.Compiled:  # fmt: skip
-    """The body as the engine has it, with the target's kernels; tensor parallel over `num_devices`."""
+    """The body as the engine has it, with the target's kernels; tensor parallel over `num_devices`.
+
+    `int8`: weights of the layers are w8a8, activations quantised in groups.
+    """
     mesh = Mesh(np.array(targets.devices(target, num_devices)).reshape(1, -1), MESH_AXES)
     platform = targets.find(target).platform
     backend = backend_for(platform)
@@ -70,8 +82,15 @@ def compile_body(
     shape = BodyShape(step.num_tokens, step.num_rows, step.num_rows, len(layouts), BLOCK_SIZE)
     everywhere, pools = replicated(mesh), NamedSharding(mesh, PartitionSpec("model"))
 
-    def weight(_: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(spec.shape, dtype, sharding=sharding_of(mesh, spec.axes))
+    def weight(name: str, spec: ArraySpec) -> jax.ShapeDtypeStruct | QuantizedArray:
+        sharding = sharding_of(mesh, spec.axes)
+        plain = jax.ShapeDtypeStruct(spec.shape, dtype, sharding=sharding)
+        if not (int8 and in_layers(name, spec)):
+            return plain
+        quantized = jax.eval_shape(functools.partial(quantize_weight, mode="w8a8", group_size=GROUP_SIZE), plain)
+        by_axes = {2: sharding, 1: sharding_of(mesh, spec.axes[:1])}  # values, scales
+        placed = jax.tree.map(lambda part: part.update(sharding=by_axes[part.ndim]), quantized)
+        return QuantizedArray(placed, backend, sharding if num_devices > 1 else None)
 
     def pool(layout: KVLayout) -> KVPool:
         def of_all(part: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:

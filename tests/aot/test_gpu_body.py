@@ -47,6 +47,19 @@ def test_the_attention_kernel_is_there(body):
     assert 0 < found["paged_attention"].shared_bytes < 227 * 1024
 
 
+def test_int8_products_share_what_is_quantised(tmp_path):
+    """q, k and v have one input, as have gate and up: it is quantised once, though each product asks for it."""
+    compiled = compile_body(
+        read_config(num_layers=LAYERS), "h100", roofline.STEPS["decode"], int8=True, dump_to=str(tmp_path)
+    )
+    program, commands = Program(compiled.as_text()), gpu_code.commands(tmp_path)
+    products = [i for i in program.executed() if i.op_name.endswith("/quantized_matmul/pallas_call")]
+    assert len(products) == 7 * LAYERS
+    assert len({product.operands[0] for product in products}) == 4 * LAYERS
+    assert (commands.buffers, commands.outside) == (1, ())
+    assert roofline.of_weights_or_kv(program.movements()) == []
+
+
 def test_small_tiles_would_be_noticed(monkeypatch):
     """XLA's own choices for a card that it cannot measure on."""
     monkeypatch.setattr(targets, "OPTIONS", {})

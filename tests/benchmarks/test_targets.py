@@ -69,8 +69,22 @@ def test_tensor_parallel_devices_share():
 
 
 def test_half_a_chip_takes_twice_as_long():
-    least = roofline.Least(weight_bytes=7380e6, kv_bytes=0, activation_bytes=0, operations=2307e9)
+    least = roofline.Least(7380e6, 0, 0, product_operations=2307e9, attention_operations=0)
     assert least.milliseconds("v7x") == pytest.approx((2.0, 2.0))  # two devices to a chip
+
+
+def test_int8_halves_the_weights_and_the_time_of_their_products():
+    config, step = read_config(), Step(64, 64, 2048)
+    plain, int8 = roofline.least(config, step, 1), roofline.least(config, step, 1, int8=True)
+    outputs = 32 * (4096 + 2 * 1024 + 4096 + 2 * 14336 + 4096)
+    assert int8.weight_bytes == plain.weight_bytes / 2 + 4 * outputs
+    assert (int8.kv_bytes, int8.operations) == (plain.kv_bytes, plain.operations)
+    inputs = 32 * (6 * 4096 + 14336)
+    assert plain.activation_bytes - int8.activation_bytes == 64 * inputs * (1 - 4 / 128)
+    _, slow = plain.milliseconds("h100")
+    _, fast = int8.milliseconds("h100")
+    assert slow - fast == pytest.approx(1e3 * plain.product_operations * (1 / 989e12 - 1 / 1979e12))
+    assert int8.milliseconds("v7x")[1] == plain.milliseconds("v7x")[1]  # no rate for int8 is stated
 
 
 def test_the_pool_holds_all_rows_at_their_full_context():

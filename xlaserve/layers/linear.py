@@ -6,6 +6,7 @@ from jax import Array, lax
 from xlaserve_kernels.cpu_features import multiplies_bfloat16
 
 from xlaserve.layers.params import ArraySpec, Axis
+from xlaserve.layers.quantized import QuantizedArray, quantized_product
 
 # From this many rows on, widening the weights costs less than it saves; measured: 8% slower than float32 weights at 256
 # rows, where bfloat16 products take 1.5 times as long.
@@ -14,7 +15,7 @@ _ROWS_TO_WIDEN = 40
 
 @flax.struct.dataclass
 class Linear:
-    weight: Array  # [out, in]
+    weight: Array | QuantizedArray  # [out, in]
     bias: Array | None = None  # [out]
 
 
@@ -36,7 +37,9 @@ def embedding_spec(vocab_size: int, hidden_size: int) -> Embedding:
 
 
 def linear(x: Array, p: Linear) -> Array:
-    """x [T, in] -> [T, out] in x's dtype; accumulated in float32."""
+    """x [T, in] -> [T, out] in x's dtype; accumulated in float32, or as the quantised weight says."""
+    if isinstance(p.weight, QuantizedArray):
+        return quantized_product(x, p.weight, p.bias)
     y = lax.platform_dependent(x, p.weight, cpu=_rounded, default=_rounded_within)
     return y if p.bias is None else y + p.bias
 
