@@ -2,10 +2,19 @@
 
 from pathlib import Path
 
+import jax
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 
-_WHOLLY_INTERPRETED = ("test_kv_write.py", "test_traffic.py")
+_WHOLLY_INTERPRETED = ("test_kv_write.py", "test_traffic.py", "test_traffic_around.py")
+
+
+@pytest.fixture
+def uncached():
+    """Kernels are traced anew, with what is patched, and not used after."""
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
 
 
 @pytest.fixture(autouse=True)

@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas import triton as plgpu
 from xlaserve_kernels.arg_specs import ATTENTION
 from xlaserve_kernels.paged_attention import make_layout
 from xlaserve_kernels.paged_attention.traffic import attention_traffic, live_block_bytes
 
+from tests.kernels.counting import Counter, count_loads_and_stores
 from tests.kernels.ragged import Case, run
 
 CASES = {
@@ -17,19 +17,6 @@ CASES = {
     "window": Case(((1, 200), (40, 100)), block_size=8, sliding_window=20),
     "int8": Case(((1, 40), (3, 17)), block_size=16, kv_dtype="int8"),
 }
-
-
-class Counter:
-    """Bytes that kernels move while they run, by name."""
-
-    def __init__(self):
-        self.bytes: dict[str, int] = {}
-
-    def add(self, name: str, number, itemsize: int) -> None:
-        def count(number):
-            self.bytes[name] = self.bytes.get(name, 0) + int(number) * itemsize
-
-        jax.debug.callback(count, number)
 
 
 def derived(case: Case, backend: str):
@@ -44,16 +31,9 @@ def derived(case: Case, backend: str):
     )  # fmt: skip
 
 
-@pytest.fixture
-def uncached():
-    """Kernels are traced anew, with what is patched, and not used after."""
-    jax.clear_caches()
-    yield
-    jax.clear_caches()
-
-
+@pytest.mark.usefixtures("uncached")
 @pytest.mark.parametrize("name", CASES)
-def test_copies_of_the_tpu_kernel(name, uncached, monkeypatch):
+def test_copies_of_the_tpu_kernel(name, monkeypatch):
     counter, make = Counter(), pltpu.make_async_copy
 
     def counted(source, target, semaphore):
@@ -75,22 +55,12 @@ def test_copies_of_the_tpu_kernel(name, uncached, monkeypatch):
     assert counter.bytes == {"pages": expected.pages, "tables": expected.tables}
 
 
+@pytest.mark.usefixtures("uncached")
 @pytest.mark.parametrize("name", CASES)
-def test_loads_and_stores_of_the_gpu_kernels(name, uncached, monkeypatch):
+def test_loads_and_stores_of_the_gpu_kernels(name, monkeypatch):
     case, counter = CASES[name], Counter()
 
-    def counting(function):
-        def wrapped(ref, *values, mask=None, **options):
-            out = function(ref, *values, **({} if mask is None else dict(mask=mask)), **options)
-            shape = (values[0] if values else out).shape
-            number = np.prod(shape) if mask is None else jax.numpy.broadcast_to(mask, shape).sum()
-            counter.add("total", number, ref.dtype.itemsize)
-            return out
-
-        return wrapped
-
-    monkeypatch.setattr(plgpu, "load", counting(plgpu.load))
-    monkeypatch.setattr(plgpu, "store", counting(plgpu.store))
+    count_loads_and_stores(monkeypatch, counter)
     run(case, "pallas_gpu_interpret")
     jax.effects_barrier()
     assert counter.bytes == {"total": derived(case, "pallas_gpu_interpret").total}

@@ -32,8 +32,7 @@ class _Tile:
 def grouped_matmul_pallas_gpu(x: Array, weights: Array, group_sizes: Array, *, interpret: bool = False) -> Array:
     """See api.py. `interpret` runs it on any platform, for tests."""
     num_tokens, num_groups, out = x.shape[0], weights.shape[0], weights.shape[2]
-    rows = min(max(pl.next_power_of_2(pl.cdiv(num_tokens, num_groups)), _FEWEST_ROWS), 128)
-    tile = _Tile(rows, 64 if rows <= 64 else 128, 64)
+    tile = choose_tile(num_tokens, num_groups)
     group, start, length = find_tiles(group_sizes, num_tokens, tile.tokens)
     return pl.pallas_call(
         functools.partial(_kernel, tile=tile),
@@ -43,6 +42,11 @@ def grouped_matmul_pallas_gpu(x: Array, weights: Array, group_sizes: Array, *, i
         interpret=interpret,
         name="grouped_matmul",
     )(group, start, length, x, weights)
+
+
+def choose_tile(num_tokens: int, num_groups: int) -> _Tile:
+    rows = min(max(pl.next_power_of_2(pl.cdiv(num_tokens, num_groups)), _FEWEST_ROWS), 128)
+    return _Tile(rows, 64 if rows <= 64 else 128, 64)
 
 
 def find_tiles(group_sizes: Array, num_tokens: int, tile_tokens: int) -> tuple[Array, Array, Array]:

@@ -36,7 +36,7 @@ def quantized_matmul_pallas_gpu(
 ) -> Array:
     """See api.py; x holds quantised values where x_scales is given. `interpret` runs it on any platform, for tests."""
     num_tokens, out = x.shape[0], weight.out_features
-    tile = _choose_tile(num_tokens, weight)
+    tile = choose_tile(num_tokens, weight)
     kernel = functools.partial(_packed_kernel if MODES[weight.mode].packed else _kernel, tile=tile)
     # Tiles of tokens first: they share a piece of the weight, which is then read once.
     grid = (pl.cdiv(num_tokens, tile.tokens), pl.cdiv(out, tile.outputs))
@@ -50,7 +50,7 @@ def quantized_matmul_pallas_gpu(
     )(_bits(x), x_scales, _bits(weight.values), weight.scales, weight.zeros, bias)
 
 
-def _choose_tile(num_tokens: int, weight: QuantizedWeight) -> _Tile:
+def choose_tile(num_tokens: int, weight: QuantizedWeight) -> _Tile:
     """Few outputs a tile while the weight is what is read, so that all multiprocessors share in it."""
     decodes, packed = num_tokens <= 64, MODES[weight.mode].packed
     tokens = min(max(pl.next_power_of_2(num_tokens), _FEWEST_ROWS), 64 if decodes or packed else 128)
