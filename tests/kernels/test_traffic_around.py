@@ -25,6 +25,7 @@ from xlaserve_kernels.traffic import (
 from tests.kernels.counting import Counter, count_loads_and_stores, watch_blocks
 from tests.kernels.ragged import full_of_nan
 from tests.kernels.test_kv_write import CASES as WRITES
+from tests.kernels.test_kv_write import Case as Write
 from tests.kernels.test_kv_write import arrays as writes
 
 uncached = pytest.mark.usefixtures("uncached")
@@ -99,12 +100,14 @@ def test_gate(group, backend, monkeypatch):
     assert counted == gated_activation_traffic(x, group)
 
 
+WRITTEN = {name: WRITES[name] for name in ("chunks at every edge", "idle rows and padding", "nothing at all", "int8")}
+WRITTEN["one block"] = Write(((2, 5),), padding=3)
+
+
 @uncached
-@pytest.mark.parametrize(
-    "name", ["chunks at every edge", "idle rows and padding", "nothing at all", "one token", "int8"]
-)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_kv_write(name, monkeypatch):
-    case = WRITES[name]
+    case = WRITTEN[name]
     layout = make_layout(
         "pallas_tpu", num_kv_heads=case.num_kv_heads, head_dim=case.head_dim, block_size=case.block_size,
         dtype=case.kv_dtype,
