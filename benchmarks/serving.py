@@ -4,8 +4,8 @@
     python -m benchmarks.serving --peer                            # and then transformers' generate, in the same run
     python -m benchmarks.serving -- --set model.dtype=float32      # after --: whatever `xlaserve serve` takes
 
-The prefix cache is off, as the loads repeat their prompts. `compiled` counts programs compiled while the load ran: 0, or
-requests have waited for one. Needs the extra `bench`; the peer needs the extra `record` (torch).
+The prefix cache is off, as the loads repeat their prompts. `compiled` counts programs compiled while the load ran: 0,
+or requests have waited for one. Needs the extra `bench`; the peer needs the extra `record` (torch).
 """
 
 import argparse

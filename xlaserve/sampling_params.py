@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from xlaserve.errors import InvalidRequest
 
 MAX_LOGPROBS = 5
+MAX_CHOICES = 128  # OpenAI's limit
 MAX_STOP_STRINGS = 4  # OpenAI's limit
 SEED_LIMIT = 2**63
 MAX_TOP_K = 2**31 - 1  # what the device holds; no vocabulary is larger
@@ -17,9 +18,11 @@ class SamplingParams:
 
     max_tokens: tokens to generate at most; None = what is left of the context.
     temperature: 0 = greedy, as is anything below MIN_TEMPERATURE. top_k: 0 or -1 = off. top_p: 1 = off.
-    seed: None = drawn afresh for each request. logprobs: None = off, else the number of alternatives (0..5).
+    n: answers to the same prompt; with a seed all are reproducible, and differ. seed: None = drawn afresh for each
+    request. logprobs: None = off, else the number of alternatives (0..5).
     """
 
+    n: int = 1
     max_tokens: int | None = 16
     temperature: float = 1.0
     top_p: float = 1.0
@@ -31,6 +34,7 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self):
+        _check("n", self.n, _is_int(self.n) and 1 <= self.n <= MAX_CHOICES, f"an integer from 1 to {MAX_CHOICES}")
         if self.max_tokens is not None:
             _check("max_tokens", self.max_tokens, _is_int(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1")
         _check("temperature", self.temperature, _in_range(self.temperature, 0, 2), "a number from 0 to 2")

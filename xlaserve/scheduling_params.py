@@ -1,4 +1,4 @@
-"""What one request asks of the queue: how soon, and for how long. Nothing of it changes what is generated."""
+"""What one request asks of the queue and of the KV cache. Nothing of it changes what is generated."""
 
 import math
 from dataclasses import dataclass
@@ -14,11 +14,13 @@ class SchedulingParams:
 
     priority: lower is earlier; 0 unless the policy heeds it. timeout: seconds from the request's arrival to its end,
     which is then given what there is; None = no limit. tenant: who asks; "" where there are no API keys.
+    cache_salt: only requests with the same one share blocks of KV memory; "" for what all may share.
     """
 
     priority: int = 0
     timeout: float | None = None
     tenant: str = ""
+    cache_salt: str = ""
 
     def __post_init__(self):
         if not -MAX_PRIORITY <= self.priority <= MAX_PRIORITY:

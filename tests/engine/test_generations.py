@@ -51,5 +51,7 @@ def test_each_prompt_has_its_own_parameters_and_a_stop_string_ends_it_at_once(se
 
 
 class _Silent:
+    forks = ()
+
     def next(self, timeout):
         return None

@@ -101,8 +101,12 @@ def test_chat_logprobs(fields, expected):
     "fields",
     [
         {"unknown": 1},
-        {"n": 2},
+        {"n": 0},
+        {"n": 129},
         {"n": True},
+        {"n": 1.0},
+        {"cache_salt": 1},
+        {"cache_salt": ""},
         {"store": True},
         {"model": 1},
         {"max_tokens": 0},

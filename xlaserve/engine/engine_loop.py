@@ -27,10 +27,12 @@ JOIN_SECONDS = 5.0  # how long shutdown waits for a step under way
 class OutputStream:
     """One request's outputs, in order; the last one has a finish_reason. Written by the loop, read by one thread.
 
-    news: set at each output, so that one thread can wait for several streams."""
+    news: set at each output, so that one thread can wait for several streams. forks: those of the request's forks.
+    """
 
     def __init__(self, request: Request, news: threading.Event | None = None):
         self.request = request
+        self.forks = tuple(OutputStream(fork, news) for fork in request.forks)
         self._news = news
         self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
 
@@ -93,20 +95,25 @@ class EngineLoop:
         return 0.0 if self._idle else time.monotonic() - self._progress_time
 
     def submit(self, request: Request, news: threading.Event | None = None) -> OutputStream:
-        """`news`: see OutputStream.
+        """A request with its forks; `news`: see OutputStream.
 
         Raises EngineUnavailable when not ready, InvalidRequest for an id in use and Overloaded for one too many.
         """
         stream = OutputStream(request, news)
+        streams = (stream, *stream.forks)
+        if len(streams) > self._max_requests:
+            message = f"n is {len(streams)}: this server takes {self._max_requests} requests at once, a choice is one."
+            raise InvalidRequest(message, param="n")
         with self._changed:
             if self._state != "ready":
                 raise EngineUnavailable(FAILED if self._state == "failed" else "The engine is shutting down.")
-            if len(self._streams) >= self._max_requests:
+            if len(self._streams) + len(streams) > self._max_requests:
                 message = f"The engine has {len(self._streams)} requests, its limit: try again in a moment."
                 raise Overloaded(message, code="queue_full", retry_after=self._retry_after())
-            if request.request_id in self._streams:
-                raise InvalidRequest(f"The request id {request.request_id!r} is in use.", param="request_id")
-            self._streams[request.request_id] = stream
+            for each in streams:
+                if each.request.request_id in self._streams:
+                    raise InvalidRequest(f"The request id {each.request.request_id!r} is in use.", param="request_id")
+            self._streams |= {each.request.request_id: each for each in streams}
             self._inbox.put(request)
         return stream
 

@@ -17,7 +17,7 @@ POLL_SECONDS = 0.5  # how soon what `check` looks at is noticed while nothing is
 
 
 class Generations:
-    """One generation per prompt: iterating yields (index, TextDelta) as they come, until all have finished.
+    """n generations per prompt: iterating yields (index, TextDelta) as they come, until all have finished.
 
     params: of all, or one per prompt; scheduling: of all. `check` is called twice a second at least, and ends the
     iteration by raising. Raises EngineUnavailable when the engine has dropped a generation, GenerationFailed when one
@@ -36,16 +36,18 @@ class Generations:
         check: Callable[[], None] = lambda: None,
     ):
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
-        self.prompts = prompts
+        self.prompts: list[list[int]] = []  # by index
         self._check = check
         self.by_index: list[Generation] = []
         self._running: dict[int, Generation] = {}
         self._news = threading.Event()  # set when any of them has something new
         try:
-            for index, (prompt_ids, its_params) in enumerate(zip(prompts, each, strict=True)):
-                generation = service.submit(prompt_ids, its_params, f"{request_id}-{index}", self._news, scheduling)
-                self.by_index.append(generation)
-                self._running[index] = generation
+            for number, (prompt_ids, its_params) in enumerate(zip(prompts, each, strict=True)):
+                generation = service.submit(prompt_ids, its_params, f"{request_id}-{number}", self._news, scheduling)
+                for choice in (generation, *generation.forks):
+                    self._running[len(self.by_index)] = choice
+                    self.by_index.append(choice)
+                    self.prompts.append(prompt_ids)
         except BaseException:
             self.abort()
             raise
@@ -85,7 +87,7 @@ def _raise_if_failed(delta: "TextDelta") -> None:
 
 
 def collect(generations: Generations) -> list[Completion]:
-    """Waits for all generations and returns their outputs, in the order of the prompts."""
+    """Waits for all generations and returns their outputs, in the order of the prompts and of their choices."""
     collected = [Completion(prompt_ids) for prompt_ids in generations.prompts]
     for index, delta in generations:
         collected[index].add(delta)

@@ -93,6 +93,8 @@ class GenerationService:
     ) -> "Generation":
         """Queues a request and returns its generation at once. `news` is set whenever that has something new.
 
+        With n > 1 there are further generations, in its `forks`.
+
         max_tokens beyond what the context or the KV pool has left is cut to that: the output then ends with "length".
         Raises InvalidRequest for what cannot be served, Overloaded when the queue is full, EngineUnavailable when the
         engine takes no requests.
@@ -120,9 +122,19 @@ class GenerationService:
             priority=scheduling.priority,
             tenant=scheduling.tenant,
             deadline=None if scheduling.timeout is None else now + scheduling.timeout,
+            cache_salt=scheduling.cache_salt,
         )
-        processor = OutputProcessor(self.tokenizer, prompt_ids, params, request.stop_ids)
-        return Generation(self._loop.submit(request, news), processor, self._loop)
+        for index in range(1, params.n):
+            request.add_fork(f"{request.request_id}-{index}", index)
+        stream = self._loop.submit(request, news)
+        generation, *forks = (self._follow(each) for each in (stream, *stream.forks))
+        generation.forks = forks
+        return generation
+
+    def _follow(self, stream: OutputStream) -> "Generation":
+        request = stream.request
+        processor = OutputProcessor(self.tokenizer, request.prompt_ids, request.params, request.stop_ids)
+        return Generation(stream, processor, self._loop)
 
     def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         info = self.info
@@ -159,9 +171,13 @@ class GenerationService:
 
 
 class Generation:
-    """One request under way: iterate over it, or poll `next`, on one thread; `abort` from any."""
+    """One request under way: iterate over it, or poll `next`, on one thread; `abort` from any.
+
+    forks: the further answers to its prompt, each with an end of its own.
+    """
 
     def __init__(self, stream: OutputStream, processor: OutputProcessor, loop: EngineLoop):
+        self.forks: list[Generation] = []
         self._stream = stream
         self._processor = processor
         self._loop = loop

@@ -30,6 +30,7 @@ def completions() -> Response:
         renderer = CompletionRenderer(
             service.info.name,
             prompts,
+            n=asked.n or 1,
             return_token_ids=asked.return_token_ids,
             include_usage=asked.include_usage,
             logprobs=asked.logprobs is not None,
@@ -47,6 +48,7 @@ def chat_completions() -> Response:
         renderer = ChatRenderer(
             service.info.name,
             prompts,
+            n=asked.n or 1,
             return_token_ids=asked.return_token_ids,
             include_usage=asked.include_usage,
             logprobs=asked.logprobs,

@@ -53,6 +53,7 @@ class _GenerationRequest(_Strict):
     """The fields that both endpoints share. Ranges are checked by SamplingParams and SchedulingParams."""
 
     model: str
+    n: int | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
@@ -64,6 +65,7 @@ class _GenerationRequest(_Strict):
     return_token_ids: bool = False  # extension
     priority: int = 0  # extension
     timeout: float | None = None  # extension
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None  # extension
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None  # no-op
@@ -80,7 +82,9 @@ class _GenerationRequest(_Strict):
         return bool(self.stream_options and self.stream_options.include_usage)
 
     def scheduling_params(self, tenant: str) -> SchedulingParams:
-        return SchedulingParams(priority=self.priority, timeout=self.timeout, tenant=tenant)
+        return SchedulingParams(
+            priority=self.priority, timeout=self.timeout, tenant=tenant, cache_salt=self.cache_salt or ""
+        )
 
     def _sampling_params(self, defaults: dict[str, Any], **fields: Any) -> SamplingParams:
         """The request's values, else the checkpoint's `defaults`, else OpenAI's."""
@@ -88,6 +92,7 @@ class _GenerationRequest(_Strict):
         chosen = defaults | {name: value for name, value in asked.items() if value is not None}
         return SamplingParams(
             **chosen,
+            n=1 if self.n is None else self.n,
             seed=self.seed,
             stop=tuple(self.stop),
             stop_token_ids=tuple(self.stop_token_ids),

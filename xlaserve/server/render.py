@@ -15,15 +15,23 @@ if TYPE_CHECKING:
 
 
 class _Renderer:
-    """What is the same in every object of one answer. `prompts` are token ids, one list per choice."""
+    """What is the same in every object of one answer. `prompts` are token ids; each has `n` choices."""
 
     prefix: str
 
     def __init__(
-        self, model: str, prompts: Sequence[list[int]], *, return_token_ids: bool, include_usage: bool, logprobs: bool
+        self,
+        model: str,
+        prompts: Sequence[list[int]],
+        *,
+        n: int,
+        return_token_ids: bool,
+        include_usage: bool,
+        logprobs: bool,
     ):
         self.id = f"{self.prefix}-{uuid.uuid4().hex}"
         self._prompts = prompts
+        self._n = n
         self._return_token_ids = return_token_ids
         self._include_usage = include_usage
         self._logprobs = logprobs
@@ -62,7 +70,7 @@ class CompletionRenderer(_Renderer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._common["object"] = "text_completion"
-        self._offsets = [0] * len(self._prompts)  # characters of each choice's logprob tokens so far
+        self._offsets = [0] * len(self._prompts) * self._n  # characters of each choice's logprob tokens so far
 
     def whole(self, outputs: "list[Completion]") -> Reply:
         choices = [
@@ -102,43 +110,47 @@ class CompletionRenderer(_Renderer):
     def _ids(self, index: int, token_ids: Iterable[int], is_first: bool) -> dict[str, Any]:
         if not self._return_token_ids:
             return {}
-        return {"token_ids": list(token_ids)} | ({"prompt_token_ids": self._prompts[index]} if is_first else {})
+        return {"token_ids": list(token_ids)} | (
+            {"prompt_token_ids": self._prompts[index // self._n]} if is_first else {}
+        )
 
 
 class ChatRenderer(_Renderer):
-    """chat.completion objects and chat.completion.chunk objects; there is one choice."""
+    """chat.completion objects and chat.completion.chunk objects, of one prompt."""
 
     prefix = "chatcmpl"
 
     def whole(self, outputs: "list[Completion]") -> Reply:
-        (output,) = outputs
-        choice = responses.ChatChoice(
-            index=0,
-            message=responses.ChatMessage(role="assistant", content=output.text, refusal=None),
-            logprobs=chat_logprobs(output.logprobs or ()) if self._logprobs else None,
-            finish_reason=cast(FinishReason, output.finish_reason),
-            stop_reason=output.stop_reason,
-            **self._ids(output.token_ids),
-        )
+        choices = [
+            responses.ChatChoice(
+                index=index,
+                message=responses.ChatMessage(role="assistant", content=output.text, refusal=None),
+                logprobs=chat_logprobs(output.logprobs or ()) if self._logprobs else None,
+                finish_reason=cast(FinishReason, output.finish_reason),
+                stop_reason=output.stop_reason,
+                **self._ids(output.token_ids),
+            )
+            for index, output in enumerate(outputs)
+        ]
         return responses.ChatReply(
             **self._common,
             object="chat.completion",
-            choices=[choice],
-            usage=self._usage(len(output.token_ids)),
+            choices=choices,
+            usage=self._usage(sum(len(output.token_ids) for output in outputs)),
             **self._prompt_ids(),
         )
 
     def chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
-        """The first chunk gives the role, the last one has an empty delta and the finish reason."""
+        """A choice's first chunk gives the role, its last one has an empty delta and the finish reason."""
         if self._start(index, delta):
-            yield self._chunk(ChatDelta(role="assistant", content=""), **self._prompt_ids())
+            yield self._chunk(index, ChatDelta(role="assistant", content=""), **self._prompt_ids())
         token_ids, logprobs = list(delta.token_ids), self._chunk_logprobs(delta)
         if delta.text or (self._shows(delta) and delta.finish_reason is None):
-            yield self._chunk(ChatDelta(content=delta.text), token_ids, logprobs)
+            yield self._chunk(index, ChatDelta(content=delta.text), token_ids, logprobs)
             token_ids, logprobs = [], None
         if delta.finish_reason is not None:
             finish = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
-            yield self._chunk(ChatDelta(), token_ids, logprobs, finish=finish)
+            yield self._chunk(index, ChatDelta(), token_ids, logprobs, finish=finish)
 
     def usage_chunk(self) -> Reply:
         usage = self._usage(self._completion_tokens)
@@ -146,6 +158,7 @@ class ChatRenderer(_Renderer):
 
     def _chunk(
         self,
+        index: int,
         delta: ChatDelta,
         token_ids: Iterable[int] = (),
         logprobs: responses.ChatLogprobs | None = None,
@@ -153,7 +166,9 @@ class ChatRenderer(_Renderer):
         **fields: Any,
     ) -> Reply:
         finish = finish or {"finish_reason": None}
-        choice = responses.ChatChunkChoice(index=0, delta=delta, logprobs=logprobs, **finish, **self._ids(token_ids))
+        choice = responses.ChatChunkChoice(
+            index=index, delta=delta, logprobs=logprobs, **finish, **self._ids(token_ids)
+        )
         return responses.ChatChunk(
             **self._common, object="chat.completion.chunk", choices=[choice], **self._chunk_usage(), **fields
         )

@@ -27,13 +27,12 @@ class Unsupported:
         return InvalidRequest(f"{name} is not supported by this server: {self.advice}{only}.", param=name)
 
 
-_ONE_CHOICE = "send one request per choice you want"
+_ONE_CHOICE = "use n"
 _NO_TOOLS = "this server does not call tools yet; leave it out"
 _NO_GRAMMAR = "output cannot be constrained yet; leave it out"
 _TEXT_ONLY = "this server takes and returns text only; leave it out"
 
 _COMMON = {
-    "n": Unsupported(1, advice=_ONE_CHOICE),
     "presence_penalty": Unsupported(0),
     "frequency_penalty": Unsupported(0),
     "repetition_penalty": Unsupported(1),
@@ -61,7 +60,6 @@ _COMMON = {
     "prompt_embeds": Unsupported(advice="send text or token ids"),
     "return_tokens_as_token_ids": Unsupported(False, advice="use return_token_ids"),
     "request_id": Unsupported(advice="the server names its requests; leave it out"),
-    "cache_salt": Unsupported(),
     "logits_processors": Unsupported([]),
     "kv_transfer_params": Unsupported(),
     "vllm_xargs": Unsupported({}),
