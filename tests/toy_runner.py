@@ -15,7 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from xlaserve.config import PolicyName
 from xlaserve.core.block_manager import NULL_BLOCK, BlockManager, GroupSpec
+from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.runner.commands import Body, Command, CopyBlocks, ResetRow, Sample, SampleResult
@@ -249,6 +251,7 @@ def make_engine(
     max_num_batched_tokens: int = 16,
     async_scheduling: bool = True,
     prefix_caching: bool = True,
+    policy: PolicyName = "fcfs",
     **runner_options,
 ) -> tuple[LLMEngine, ToyRunner]:
     """An engine over a ToyRunner. num_blocks: per layer group, the null block included."""
@@ -256,5 +259,5 @@ def make_engine(
     runner = ToyRunner(num_blocks, block_size=block_size, **sizes, **runner_options)
     groups = [GroupSpec(n, window) for n, window in zip(num_blocks, runner.windows, strict=True)]
     manager = BlockManager(groups, block_size, max_step_tokens=max_num_batched_tokens, prefix_caching=prefix_caching)
-    scheduler = Scheduler(manager, **sizes)
+    scheduler = Scheduler(manager, **sizes, policy=make_policy(policy))
     return LLMEngine(scheduler, runner, async_scheduling=async_scheduling), runner

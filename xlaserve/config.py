@@ -35,6 +35,7 @@ def _parse_bytes(value):
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+PolicyName = Literal["fcfs", "priority", "fair"]
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0)]
 
 
@@ -63,6 +64,8 @@ class CacheSection(_Section):
 class SchedulerSection(_Section):
     max_num_seqs: int | None = Field(default=None, ge=1, le=4096)
     max_num_batched_tokens: int | None = Field(default=None, ge=1)
+    policy: PolicyName = "fcfs"
+    long_prefill_token_threshold: int | None = Field(default=None, ge=1)  # prompt tokens of one request per step
     async_scheduling: bool = True  # false: each step is awaited at once; same code, for debugging
 
 
@@ -97,6 +100,7 @@ class ServerSection(_Section):
     max_connections: int = Field(default=256, ge=1)
     max_body: Bytes = 16 * 2**20
     max_waiting: int = Field(default=1024, ge=0)  # requests queued in the engine before 429
+    max_waiting_tokens: int | None = Field(default=None, ge=1)  # of their prompts
     api_keys: dict[TenantName, TenantSection] = {}  # none: everybody is let in
 
     @field_validator("api_keys", mode="before")

@@ -19,6 +19,11 @@ def make_request(name: str = "", *, tokens: int = 1, **fields) -> Request:
     return Request(name, [1] * tokens, SamplingParams(), 100, stop_ids=frozenset(), seed=0, **fields)
 
 
+def charge(policy: Policy, request: Request, num_tokens: int) -> None:
+    request.num_computed_tokens += num_tokens
+    policy.charge(request, num_tokens)
+
+
 class Slow:
     """The oracle: plain lists, everything looked up anew. Requests are listed in order of arrival."""
 
@@ -131,7 +136,7 @@ def act(fast: Policy, slow: Slow, action: str, number: int, step: int) -> None:
         fast.remove(chosen)
         slow.end(chosen)
     elif action == "charge" and chosen:
-        fast.charge(chosen, number)
+        charge(fast, chosen, number)
         slow.charge(chosen, number)
 
 
@@ -170,14 +175,14 @@ def test_a_tenant_that_comes_back_has_saved_up_nothing():
     policy.add(make_request(tenant="busy"))
     running = policy.pop()
     policy.add(make_request(tenant="busy"))
-    policy.charge(running, 1000)
+    charge(policy, running, 1000)
     newcomers = [make_request(tenant="new") for _ in range(2)]
     policy.add(newcomers[0])
     policy.add(newcomers[1])
     assert policy.pop().tenant == "busy", "lifted to the same counter, the one that came first is next"
     assert policy.pop() is newcomers[0]
     policy.add(make_request(tenant="busy"))
-    policy.charge(newcomers[0], 1)
+    charge(policy, newcomers[0], 1)
     assert policy.pop().tenant == "busy", "1000 tokens served are no longer held against it"
 
 
@@ -187,7 +192,7 @@ def test_leaving_does_not_clear_a_debt_while_others_wait():
     greedy = policy.pop()
     for _ in range(3):
         policy.add(make_request(tenant="patient"))
-    policy.charge(greedy, 50)
+    charge(policy, greedy, 50)
     policy.remove(greedy)
     policy.add(make_request(tenant="greedy"))
     assert [request.tenant for request in take_all(policy)] == ["patient"] * 3 + ["greedy"]
@@ -200,7 +205,7 @@ def test_accounts_are_closed_when_their_tenants_have_left_and_owe_nothing():
         policy.add(make_request(tenant=f"passes {number}"))
         for request in (policy.pop(), policy.pop()):
             policy.add(make_request(tenant="stays"))
-            policy.charge(request, 10)
+            charge(policy, request, 10)
             policy.remove(request)
         for request in list(policy)[1:]:
             policy.remove(request)
@@ -231,7 +236,7 @@ def test_ten_thousand_waiting_requests_take_no_time(name):
         policy.remove(request)
     taken = [policy.pop() for _ in range(2500)]
     for request in taken:
-        policy.charge(request, 100)
+        charge(policy, request, 100)
         policy.requeue(request)
     assert len(take_all(policy)) == 5000
     assert time.perf_counter() - start < 2

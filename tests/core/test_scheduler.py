@@ -14,11 +14,13 @@ from xlaserve.sampling_params import SamplingParams
 EOS, STOP_ID = 99, 98
 
 
-def make_scheduler(*, num_blocks=100, block_size=4, rows=4, budget=16, groups=1, prefix_caching=False) -> Scheduler:
+def make_scheduler(
+    *, num_blocks=100, block_size=4, rows=4, budget=16, groups=1, prefix_caching=False, **options
+) -> Scheduler:
     manager = BlockManager(
         [GroupSpec(num_blocks)] * groups, block_size, max_step_tokens=budget, prefix_caching=prefix_caching
     )
-    return Scheduler(manager, max_num_seqs=rows, max_num_batched_tokens=budget)
+    return Scheduler(manager, max_num_seqs=rows, max_num_batched_tokens=budget, **options)
 
 
 def add(scheduler: Scheduler, prompt_len: int, max_tokens: int = 4, name: str = "r", **params) -> Request:

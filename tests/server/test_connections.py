@@ -1,5 +1,7 @@
 """Clients that leave, servers that are full, starting or stopping."""
 
+import time
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -129,6 +131,20 @@ def test_a_full_queue_is_a_429(make_live):
     assert (answer.status, answer.error["code"]) == (429, "queue_full")
     assert answer.headers["Retry-After"] == "1"
     server.runner.released.set()
+    assert wait_until(lambda: server.complete().status == 200)
+
+
+def test_prompts_that_wait_are_counted_in_tokens(make_live):
+    server = make_live(max_waiting_tokens=20, max_num_seqs=1)
+    server.runner.released.clear()
+    with server.open("/v1/completions", {"model": "toy", "prompt": "hi"}):
+        assert wait_until(lambda: server.service.stats()["running"] == 1)
+        with server.open("/v1/completions", {"model": "toy", "prompt": [[1] * 30]}):  # over the limit, but nobody waits
+            time.sleep(0.1)
+            answer = server.complete(prompt=[[1]])
+            assert (answer.status, answer.error["code"]) == (429, "queue_full")
+            assert "30 tokens are waiting" in answer.error["message"]
+        server.runner.released.set()
     assert wait_until(lambda: server.complete().status == 200)
 
 

@@ -149,6 +149,18 @@ def test_a_priority_that_would_have_no_effect(checked, ask):
     assert getattr(checked, ask)(priority=0).status == 200
 
 
+def test_a_priority_is_heeded_where_the_policy_is_priority(make_live):
+    server = make_live(b"x" * 500, step_seconds=0.005, max_num_seqs=1, policy="priority")
+    body = {"model": "toy", "prompt": "hi", "max_tokens": 80, "ignore_eos": True, "priority": 1, "stream": True}
+    with server.open(COMPLETIONS, body) as connection:
+        response = connection.getresponse()
+        first = response.readline()
+        assert server.complete(priority=-1, max_tokens=3).status == 200, "it need not wait for the other"
+        events = (first + response.read()).split(b"\n\n")
+    assert server.service.stats()["preemptions"] == 1
+    assert b"".join(json.loads(event[6:])["choices"][0]["text"].encode() for event in events[:-2]) == b"x" * 80
+
+
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_unknown_model(checked, path):
     fields = {"prompt": "hi"} if path == COMPLETIONS else {"messages": [{"role": "user", "content": "hi"}]}

@@ -41,10 +41,11 @@ def test_a_stream_ends_like_the_whole_answer(slow, ask):
     assert all(choice["finish_reason"] is None for choice in choices[:-1])
 
 
+@pytest.mark.parametrize("fields", [{"prompt": ["a", "b", "c"]}, {"n": 3}], ids=str)
 @pytest.mark.parametrize("stream", [False, True])
-def test_every_choice_of_a_request_ends_in_time(make_live, stream):
+def test_every_choice_of_a_request_ends_in_time(make_live, stream, fields):
     server = make_live(b"x" * 500, step_seconds=0.02)
-    answer = server.complete(prompt=["a", "b", "c"], timeout=0.3, stream=stream, **LONG)
+    answer = server.complete(timeout=0.3, stream=stream, **LONG, **fields)
     choices = [choice for event in (answer.events if stream else [answer.json]) for choice in event["choices"]]
     ends = [choice["index"] for choice in choices if choice["stop_reason"] == "timeout"]
     assert sorted(ends) == [0, 1, 2]

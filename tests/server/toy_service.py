@@ -22,6 +22,7 @@ def make_toy_service(
     eos: int | None = None,
     max_model_len: int = MAX_MODEL_LEN,
     max_waiting: int = 1024,
+    max_waiting_tokens: int | None = None,
     **engine_options: Any,
 ) -> tuple[GenerationService, ToyRunner]:
     """Answers `script`, a token per byte (or ids), and then EOS. Prompts must not end as the script begins.
@@ -46,4 +47,5 @@ def make_toy_service(
         eos_ids=tokenizer.eos_ids | {end},
         created=1_700_000_000,
     )
-    return GenerationService(engine, tokenizer, info, max_waiting=max_waiting), runner
+    limits = {"max_waiting": max_waiting, "max_waiting_tokens": max_waiting_tokens}
+    return GenerationService(engine, tokenizer, info, **limits), runner

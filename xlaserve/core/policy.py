@@ -3,12 +3,11 @@
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
 
+from xlaserve.config import PolicyName
 from xlaserve.core.request import Request
-from xlaserve.core.waiting import Policy, Rank, RankQueue
+from xlaserve.core.waiting import Order, Policy, Rank, RankQueue
 
-PolicyName = Literal["fcfs", "priority", "fair"]
 MAX_DISPLACED = 3  # times that a request loses its blocks under `Priority` before it keeps them
 
 
@@ -21,6 +20,9 @@ class FCFS(Policy):
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._queue
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._queue)
@@ -103,15 +105,23 @@ class Fair(Policy):
         self._tenants: dict[str, _Tenant] = {}
         # (counter, order of its first request, name): one entry per tenant that waits, or is idle and still in debt.
         # Both numbers only rise, so that an entry which is out of date is too low, and is mended when it is on top.
-        self._heap: list[tuple[float, int, str]] = []
+        self._heap: list[tuple[float, Order, str]] = []
 
     def __len__(self) -> int:
         return len(self._preempted) + self._num_newcomers
+
+    def __contains__(self, request: Request) -> bool:
+        tenant = self._tenants.get(request.tenant)
+        return request in self._preempted or (tenant is not None and request in tenant.waiting)
 
     def __iter__(self) -> Iterator[Request]:
         yield from self._preempted
         newcomers = (request for tenant in self._tenants.values() for request in tenant.waiting)
         yield from sorted(newcomers, key=lambda request: request.order)
+
+    def adopt(self, fork: Request, parent: Request) -> None:
+        super().adopt(fork, parent)
+        self._tenants[fork.tenant].num_requests += 1
 
     def peek(self) -> Request | None:
         if self._preempted:
@@ -120,7 +130,11 @@ class Fair(Policy):
         return None if name is None else next(iter(self._tenants[name].waiting))
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        self._tenants[request.tenant].counter += num_tokens / self._weights.get(request.tenant, 1.0)
+        """What is computed again after a preemption is free: losing its blocks is nothing that a tenant asks for."""
+        num_tokens = min(num_tokens, request.num_computed_tokens - request.num_served_tokens)
+        if num_tokens > 0:
+            request.num_served_tokens = request.num_computed_tokens
+            self._tenants[request.tenant].counter += num_tokens / self._weights.get(request.tenant, 1.0)
 
     def _add(self, request: Request) -> None:
         floor = self._floor(request.tenant)
@@ -139,7 +153,7 @@ class Fair(Policy):
             return self._preempted.pop()
         del self._tenants[request.tenant].waiting[request]
         self._num_newcomers -= 1
-        request.order = next(self._numbers)  # its rank from now on
+        request.order = next(self._numbers), 0  # its rank from now on
         return request
 
     def _requeue(self, request: Request) -> None:
@@ -188,8 +202,8 @@ class Fair(Policy):
         return None
 
 
-def _key(tenant: _Tenant) -> tuple[float, int]:
-    return tenant.counter, next(iter(tenant.waiting)).order if tenant.waiting else -1
+def _key(tenant: _Tenant) -> tuple[float, Order]:
+    return tenant.counter, next(iter(tenant.waiting)).order if tenant.waiting else (-1, 0)
 
 
 def make_policy(name: PolicyName, weights: Mapping[str, float] | None = None) -> Policy:

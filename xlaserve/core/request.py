@@ -43,10 +43,10 @@ class Request:
     token_ids: list[int] = field(init=False)  # prompt + output that has come back
     num_computed_tokens: int = 0
     num_in_flight: int = 0
-    num_served_tokens: int = 0  # the most that were ever computed; less than the sum when some were computed again
+    num_served_tokens: int = 0  # the most that were ever computed, where the policy charges for them
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # of the prompt, found in shared blocks when it was first scheduled
-    order: int = -1  # among all requests; the policy numbers them
+    order: tuple[int, int] = (-1, 0)  # its place among all requests; the policy numbers them
     row: int = -1  # place in the device state while running
     block_tables: list[list[int]] = field(default_factory=list)  # per layer group, while running; empty otherwise
     num_published_blocks: int = 0  # from the start, while running
@@ -77,6 +77,12 @@ class Request:
     def num_tokens(self) -> int:
         """Known to exist, in flight included."""
         return len(self.token_ids) + self.num_in_flight
+
+    @property
+    def num_new_tokens(self) -> int:
+        """To be computed before the next one can be sampled; 0 when there is to be no next one."""
+        num_tokens = len(self.token_ids) + self.num_in_flight
+        return num_tokens - self.num_computed_tokens if num_tokens < self.max_total_tokens else 0
 
     @property
     def num_output_tokens(self) -> int:

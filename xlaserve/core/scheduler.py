@@ -3,9 +3,10 @@
 There is no prefill phase and no decode phase: a request's computed tokens catch up with its known tokens, as many per
 step as the token budget allows. Chunked prefill and recovery from a preemption are the same rule.
 
-The order of arrival is kept through everything: all running requests are older than all waiting ones, blocks run out
-for the youngest first, and whoever lost its blocks waits in front of the newcomers. So the oldest request always
-progresses, and everybody becomes the oldest some day.
+Who is next, and who loses its blocks first, is the policy's to say (xlaserve/core/waiting.py). First come, first
+served keeps the order of arrival through everything: all running requests are older than all waiting ones, blocks run
+out for the youngest first, and whoever lost its blocks waits in front of the newcomers. So the oldest request always
+progresses, and everybody becomes the oldest some day. The same holds in every policy for its own order.
 """
 
 import itertools
@@ -13,16 +14,22 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 
-from xlaserve.core.block_manager import BlockManager
+from xlaserve.core.block_manager import BlockManager, PrefixHit
 from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
+from xlaserve.core.policy import FCFS
 from xlaserve.core.request import Request, RequestStatus
 from xlaserve.core.step import ScheduledRow, ScheduledSample, SchedulerOutput, StepResult
+from xlaserve.core.waiting import Policy
 
 NOT_FINITE = "The model's output for this request was not finite (NaN or infinity); it was stopped."
 
 
 class Scheduler:
-    """A request is in `waiting` or in `running` until it is finished. Host work per step: O(running + new tokens)."""
+    """A request is in `waiting` or in `running` until it is finished. Host work per step: O(running + new tokens).
+
+    policy: the queue, empty; None: first come, first served. long_prefill_token_threshold: prompt tokens of one request
+    per step at most.
+    """
 
     def __init__(
         self,
@@ -30,6 +37,8 @@ class Scheduler:
         *,
         max_num_seqs: int,
         max_num_batched_tokens: int,
+        policy: Policy | None = None,
+        long_prefill_token_threshold: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert max_num_seqs >= 1
@@ -37,8 +46,9 @@ class Scheduler:
         self.block_manager = block_manager
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: OrderedDict[Request, None] = OrderedDict()  # dicts: any request leaves in O(1)
-        self.running: OrderedDict[Request, None] = OrderedDict()
+        self.max_chunk = long_prefill_token_threshold or max_num_batched_tokens
+        self.waiting = FCFS() if policy is None else policy
+        self.running: OrderedDict[Request, None] = OrderedDict()  # a dict: any request leaves in O(1)
         self.num_preemptions = 0
         self.num_forks = 0  # answers that began with another's blocks
         self.prefix_queries = 0  # tokens looked for in shared blocks,
@@ -65,48 +75,80 @@ class Scheduler:
         """
         for each in (request, *request.forks):
             assert 0 < each.num_prompt_tokens < each.max_total_tokens <= self.block_manager.capacity
-        self.waiting[request] = None
+        self.waiting.add(request)
 
     def schedule(self) -> SchedulerOutput:
-        """The next step: running requests first, oldest first, then new ones as far as budget, rows and blocks go."""
+        """The next step: running requests first, best first, then new ones as far as budget, rows and blocks go.
+
+        Prompts get what the running decodes leave of the budget: a stream waits for one step between two tokens.
+        """
         output = SchedulerOutput()
-        for request in list(self.running):
+        running = self.waiting.in_order(self.running)
+        self._make_room(running, output)
+        num_displaced = len(output.preempted)
+        num_new_tokens = [request.num_new_tokens for request in running]
+        num_decodes = num_new_tokens.count(1)  # not scheduled yet
+        for request, num_tokens in zip(running, num_new_tokens, strict=True):
             if output.num_tokens == self.max_num_batched_tokens or request.status is not RequestStatus.RUNNING:
-                break  # no budget left; or preempted for an older one, and so are all after it
-            if request.num_tokens >= request.max_total_tokens:
-                continue  # its last token is in flight
-            self._schedule_request(request, output)
+                break  # no budget left; or preempted for a better one, and so are all after it
+            num_decodes -= num_tokens == 1
+            budget = self.max_num_batched_tokens - output.num_tokens - num_decodes
+            if num_tokens and budget > 0:  # without any to compute, its last token is in flight
+                self._schedule_request(request, min(num_tokens, budget), output)
         for scheduled in output.rows:  # now that nobody will be preempted any more
             if scheduled.samples:
                 self._sample(scheduled.request, output)
-        if not output.preempted:  # else the newcomer would be the next victim
+        if len(output.preempted) == num_displaced:  # else the newcomer would be the next victim
             self._admit(output)
         output.rows.sort(key=lambda scheduled: scheduled.row)
         return output
 
+    def _make_room(self, running: list[Request], output: SchedulerOutput) -> None:
+        """Running requests give way to the head of the queue, the worst first, where the policy has it so.
+
+        Takes them off the end of `running`, which is in the policy's order.
+        """
+        while running and (request := self.waiting.peek()):
+            displaces = self.waiting.displaces(request, running[-1])
+            if request.num_in_flight or not displaces or self._find_place(request) is not None:
+                break
+            output.preempted.append(running.pop())
+            self._preempt(output.preempted[-1])
+
+    def _find_place(self, request: Request) -> PrefixHit | None:
+        """With which shared blocks the request can start: there is a row, a token of each step's budget, and blocks.
+
+        All it knows must fit, with a block to spare for each request that will grow beside it: admitted with less, it
+        would be preempted within a few steps, again and again.
+        """
+        if not self._free_rows or len(self.running) >= self.max_num_batched_tokens:
+            return None
+        if self._refused == (request, self.block_manager.num_releases) and self.running:
+            return None  # nothing was given back since
+        spare = len(self.running) + len(request.forks) if self.running else 0
+        hit = self.block_manager.match(request)
+        if self.block_manager.can_start(request, hit, spare):
+            return hit
+        self._refused = request, self.block_manager.num_releases
+        return None
+
     def _admit(self, output: SchedulerOutput) -> None:
-        """First come, first served: nobody overtakes the head of the queue, however long it has to wait for blocks."""
-        while self.waiting and self._free_rows and output.num_tokens < self.max_num_batched_tokens:
-            request = next(iter(self.waiting))
+        """Nobody overtakes the head of the queue, however long it has to wait for blocks."""
+        while output.num_tokens < self.max_num_batched_tokens and (request := self.waiting.peek()):
             if request.num_in_flight:  # preempted a moment ago: its last token's id is not known yet
                 break
-            # All it knows must fit, with a block to spare for each request that will grow beside it: admitted with
-            # less, it would be preempted within a few steps, again and again.
-            spare = len(self.running) + len(request.forks) if self.running else 0
-            if self._refused == (request, self.block_manager.num_releases) and self.running:
-                break  # nothing was given back since
-            hit = self.block_manager.match(request)
-            if not self.block_manager.can_start(request, hit, spare):
-                self._refused = request, self.block_manager.num_releases
+            hit = self._find_place(request)
+            if hit is None:
                 break
-            del self.waiting[request]
+            self.waiting.pop()
             output.copies += self.block_manager.start(request, hit)
             if request.first_scheduled_time is None:
                 request.num_cached_tokens = hit.num_tokens
                 self.prefix_queries += request.num_prompt_tokens
                 self.prefix_hits += hit.num_tokens
             self._take_row(request, output)
-            self._schedule_request(request, output, admitted=True)
+            budget = self.max_num_batched_tokens - output.num_tokens
+            self._schedule_request(request, min(request.num_new_tokens, budget), output, admitted=True)
             if output.rows[-1].samples:
                 self._sample(request, output)
 
@@ -119,12 +161,17 @@ class Scheduler:
             request.first_scheduled_time = self._clock()
         output.admitted.append(request)
 
-    def _schedule_request(self, request: Request, output: SchedulerOutput, admitted: bool = False) -> None:
-        """Gives the request its next tokens, and the blocks for them, preempting from the young end if need be."""
+    def _schedule_request(
+        self, request: Request, num_tokens: int, output: SchedulerOutput, admitted: bool = False
+    ) -> None:
+        """Gives the request its next tokens, up to `num_tokens`, and the blocks for them.
+
+        Preempts the worst if need be.
+        """
         start = request.num_computed_tokens
-        num_tokens = min(request.num_tokens - start, self.max_num_batched_tokens - output.num_tokens)
+        num_tokens = min(num_tokens, self.max_chunk)
         while (allocation := self.block_manager.allocate(request, start + num_tokens)) is None:
-            victim = next(reversed(self.running))
+            victim = self.waiting.victim(self.running)
             self._preempt(victim)
             output.preempted.append(victim)
             if victim is request:
@@ -138,6 +185,7 @@ class Scheduler:
         output.rows.append(ScheduledRow(request, request.row, start, num_tokens, token_ids, samples))
         output.num_tokens += num_tokens
         request.num_computed_tokens += num_tokens
+        self.waiting.charge(request, num_tokens)
 
     def _sample(self, request: Request, output: SchedulerOutput) -> None:
         """The request's next token, and that of each fork: they begin here, with its blocks and this hidden state."""
@@ -149,16 +197,18 @@ class Scheduler:
         for fork in beginning:
             self.num_forks += 1
             self.block_manager.fork(request, fork)
+            self.waiting.adopt(fork, request)
             self._take_row(fork, output)
             fork.num_in_flight += 1
             output.samples.append(ScheduledSample(fork, request.row, position))
-        self._requeue_forks(forks[len(beginning) :])
+        self._requeue_forks(request, forks[len(beginning) :])
 
-    def _requeue_forks(self, forks: list[Request]) -> None:
-        """From now on they are requests like any other, and the next in the queue."""
-        for fork in reversed(forks):
-            self.waiting[fork] = None
-            self.waiting.move_to_end(fork, last=False)
+    def _requeue_forks(self, parent: Request, forks: list[Request]) -> None:
+        """From now on they are requests like any other, begun when `parent` was, and ahead of the newcomers."""
+        for fork in forks:
+            fork.first_scheduled_time = parent.first_scheduled_time
+            self.waiting.adopt(fork, parent)
+            self.waiting.requeue(fork)
 
     def _preempt(self, request: Request) -> None:
         """A token in flight is not lost: it comes back to the request, not the row."""
@@ -167,12 +217,11 @@ class Scheduler:
         self._requeue(request)
 
     def _requeue(self, request: Request) -> None:
-        """Everything is computed anew, later; next in the queue."""
+        """Everything is computed anew, later; ahead of the newcomers."""
         self._release(request)
         request.status = RequestStatus.WAITING
         request.num_computed_tokens = 0
-        self.waiting[request] = None
-        self.waiting.move_to_end(request, last=False)
+        self.waiting.requeue(request)
 
     def _release(self, request: Request) -> None:
         """Takes row and blocks. Steps in flight may still write there: they run before whatever is launched next."""
@@ -220,16 +269,16 @@ class Scheduler:
         Forks of it that have not begun go on without it.
         """
         assert not request.is_finished
-        if request.status is RequestStatus.RUNNING:
-            if reason != "error":  # else what it computed may not be finite either
-                self.block_manager.publish_last(request)
-            self._release(request)
-        elif request in self.waiting:
-            del self.waiting[request]
-        else:
+        if request.status is RequestStatus.WAITING and request not in self.waiting:  # a fork that has not begun
             self._leave_parent(request)
-        forks, request.forks = request.forks, []
-        self._requeue_forks(forks)
+        else:
+            if request.status is RequestStatus.RUNNING:
+                if reason != "error":  # else what it computed may not be finite either
+                    self.block_manager.publish_last(request)
+                self._release(request)
+            forks, request.forks = request.forks, []
+            self._requeue_forks(request, forks)
+            self.waiting.remove(request)
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
 
@@ -239,7 +288,7 @@ class Scheduler:
 
     def restart(self) -> None:
         """After the device state was lost, and all steps in flight with it: every running request is computed anew."""
-        for request in reversed(list(self.running)):
+        for request in list(self.running):
             self._requeue(request)
         for request in self.waiting:
             request.num_in_flight = 0

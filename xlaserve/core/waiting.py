@@ -13,7 +13,8 @@ from typing import ClassVar
 
 from xlaserve.core.request import Request
 
-Rank = tuple[float, int]  # lower is better; the second number is unique
+Order = tuple[int, int]  # a number in order of arrival, and which of several answers to one prompt: unique
+Rank = tuple[float, Order]  # lower is better
 
 
 class Policy(ABC):
@@ -32,11 +33,18 @@ class Policy(ABC):
     def __iter__(self) -> Iterator[Request]:
         """All that wait; in the order in which they would be taken, as far as that is known already."""
 
+    @abstractmethod
+    def __contains__(self, request: Request) -> bool: ...
+
     def add(self, request: Request) -> None:
         """Queues a newcomer."""
-        request.order = next(self._numbers)
+        request.order = next(self._numbers), 0
         self.num_tokens += request.num_prompt_tokens
         self._add(request)
+
+    def adopt(self, fork: Request, parent: Request) -> None:
+        """Numbers a fork that begins beside `parent`, whose turn was its own: it runs, or is requeued."""
+        fork.order = parent.order[0], fork.choice_index
 
     @abstractmethod
     def peek(self) -> Request | None:
@@ -59,7 +67,10 @@ class Policy(ABC):
             self.num_tokens -= request.num_prompt_tokens
 
     def charge(self, request: Request, num_tokens: int) -> None:
-        """Tells that the request is being served `num_tokens` tokens, of prompt or output, that it never had before."""
+        """Tells that `num_tokens` tokens of the request, of prompt or output, are being computed.
+
+        Its num_computed_tokens counts them already.
+        """
         return  # most policies keep no accounts
 
     def in_order(self, running: Iterable[Request]) -> list[Request]:
@@ -97,6 +108,9 @@ class RankQueue:
 
     def __len__(self) -> int:
         return len(self._members)
+
+    def __contains__(self, request: Request) -> bool:
+        return request in self._members
 
     def __iter__(self) -> Iterator[Request]:
         return (request for _, request in sorted(self._heap) if request in self._members)

@@ -8,6 +8,7 @@ import jax
 
 from xlaserve.config import Config
 from xlaserve.core.block_manager import BlockManager, GroupSpec
+from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.reporter import Reporter
@@ -72,8 +73,15 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
         max_step_tokens=settings.max_num_batched_tokens,
         prefix_caching=config.cache.prefix_caching,
     )
+    tenants = config.server.api_keys
+    shown = ", ".join(f"{name} (weight {tenant.weight:g})" for name, tenant in tenants.items())
+    reporter.info("scheduler.policy", config.scheduler.policy, f"tenants: {shown or 'one, for there are no API keys'}")
     scheduler = Scheduler(
-        blocks, max_num_seqs=shapes.max_num_seqs, max_num_batched_tokens=settings.max_num_batched_tokens
+        blocks,
+        max_num_seqs=shapes.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        policy=make_policy(config.scheduler.policy, {name: tenant.weight for name, tenant in tenants.items()}),
+        long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
     )
     engine = LLMEngine(scheduler, runner, async_scheduling=config.scheduler.async_scheduling)
     info = ModelInfo(
@@ -90,6 +98,7 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
         tokenizer,
         info,
         max_waiting=config.server.max_waiting,
+        max_waiting_tokens=config.server.max_waiting_tokens,
         compiled=LOG.compiled,
         cache_hits=LOG.cache_hits,
     )

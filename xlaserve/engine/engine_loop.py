@@ -63,15 +63,20 @@ class _Stop:
 class EngineLoop:
     """Steps the engine while there is work and sleeps when there is none. Runs from construction to `shutdown`.
 
-    max_requests: running and waiting ones together; more are refused at once.
+    max_requests: running and waiting ones together; more are refused at once, as are those whose prompts would make
+    more than `max_waiting_tokens` that wait (None: any number). One that finds nobody waiting is always taken.
     """
 
-    def __init__(self, engine: LLMEngine, metrics: EngineMetrics, *, max_requests: int):
+    def __init__(
+        self, engine: LLMEngine, metrics: EngineMetrics, *, max_requests: int, max_waiting_tokens: int | None = None
+    ):
         self._engine = engine
         self._metrics = metrics
         self._max_requests = max_requests
+        self._max_waiting_tokens = max_waiting_tokens
         self._inbox: queue.SimpleQueue[Request | _Abort | _Stop] = queue.SimpleQueue()
-        self._changed = threading.Condition()  # guards the state, the dict of streams and the rate
+        self._changed = threading.Condition()  # guards the state, the dict of streams, the rate and the next number
+        self._inbox_tokens = 0  # of prompts that the engine's thread has not seen yet
         self._rate = CompletionRate(time.monotonic())
         self._state: EngineState = "ready"
         self._streams: dict[str, OutputStream] = {}  # of unfinished requests
@@ -107,15 +112,24 @@ class EngineLoop:
         with self._changed:
             if self._state != "ready":
                 raise EngineUnavailable(FAILED if self._state == "failed" else "The engine is shutting down.")
-            if len(self._streams) + len(streams) > self._max_requests:
-                message = f"The engine has {len(self._streams)} requests, its limit: try again in a moment."
-                raise Overloaded(message, code="queue_full", retry_after=self._retry_after())
+            self._check_room(request, len(streams))
             for each in streams:
                 if each.request.request_id in self._streams:
                     raise InvalidRequest(f"The request id {each.request.request_id!r} is in use.", param="request_id")
             self._streams |= {each.request.request_id: each for each in streams}
+            self._inbox_tokens += request.num_prompt_tokens
             self._inbox.put(request)
         return stream
+
+    def _check_room(self, request: Request, num_answers: int) -> None:
+        full = None
+        if len(self._streams) + num_answers > self._max_requests:
+            full = f"The engine has {len(self._streams)} requests, its limit"
+        waiting = self._inbox_tokens + self._engine.scheduler.waiting.num_tokens
+        if self._max_waiting_tokens and waiting and waiting + request.num_prompt_tokens > self._max_waiting_tokens:
+            full = f"Prompts of {waiting} tokens are waiting; with this one they would pass {self._max_waiting_tokens}"
+        if full:
+            raise Overloaded(f"{full}: try again in a moment.", code="queue_full", retry_after=self._retry_after())
 
     def retry_after(self) -> int:
         """Seconds until as many requests will have ended as wait now, at the present rate; from 1 to 60."""
@@ -181,6 +195,8 @@ class EngineLoop:
         match message:
             case Request():
                 self._engine.add_request(message)
+                with self._changed:
+                    self._inbox_tokens -= message.num_prompt_tokens
             case _Abort(request, reason):
                 output = self._engine.finish_request(request, reason)
                 self._deliver([output] if output else [])

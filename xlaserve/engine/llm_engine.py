@@ -54,7 +54,8 @@ class LLMEngine:
         if self.has_failed:
             raise EngineUnavailable(FAILED)
         self.scheduler.add(request)
-        self._deadlines.add(request)
+        for each in (request, *request.forks):
+            self._deadlines.add(each)
 
     def finish_request(self, request: Request, reason: FinishReason) -> EngineOutput | None:
         """Ends a request in any phase; its row and blocks are free at once. None if it has finished already."""

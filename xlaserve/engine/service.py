@@ -38,7 +38,8 @@ class ModelInfo:
 class GenerationService:
     """The engine with its thread. All methods may be called from any thread.
 
-    max_waiting: requests that may queue beside those that run. compiled, cache_hits: see EngineMetrics.
+    max_waiting: requests that may queue beside those that run. max_waiting_tokens: see EngineLoop. compiled and
+    cache_hits: see EngineMetrics.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class GenerationService:
         info: ModelInfo,
         *,
         max_waiting: int = 1024,
+        max_waiting_tokens: int | None = None,
         compiled: Callable[[], Mapping[str, int]] = dict,
         cache_hits: Callable[[], int] = int,
     ):
@@ -55,7 +57,12 @@ class GenerationService:
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(info.name, engine.scheduler, compiled=compiled, cache_hits=cache_hits)
         self._scheduler = engine.scheduler
-        self._loop = EngineLoop(engine, self.metrics, max_requests=engine.scheduler.max_num_seqs + max_waiting)
+        self._loop = EngineLoop(
+            engine,
+            self.metrics,
+            max_requests=engine.scheduler.max_num_seqs + max_waiting,
+            max_waiting_tokens=max_waiting_tokens,
+        )
 
     @property
     def state(self) -> EngineState:
@@ -104,8 +111,8 @@ class GenerationService:
         except TypeError:
             raise InvalidRequest("prompt: token ids must be integers.", param="prompt") from None
         self._check(prompt_ids, params)
-        if scheduling.priority != 0:
-            message = "priority: this server takes requests in the order in which they come (scheduler.policy)."
+        if scheduling.priority != 0 and not self._scheduler.waiting.takes_priority:
+            message = "priority has no effect on this server: its scheduler.policy is not 'priority'. Leave it out."
             raise InvalidRequest(message, param="priority")
         eos_ids = frozenset() if params.ignore_eos else self.info.eos_ids
         limit = min(self.info.max_model_len, self.info.max_request_tokens)
