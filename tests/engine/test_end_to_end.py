@@ -174,3 +174,28 @@ def test_a_block_size_that_the_kernel_cannot_take_is_refused_at_start(cache_dir)
 def test_an_unknown_backend_is_refused_with_the_choices(cache_dir):
     with pytest.raises(ConfigError, match=r"kernels.attention_backend: .*choose auto, xla"):
         start("llama", cache_dir, kernels__attention_backend="triton")
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("llama", 24), ("gemma3", 24), ("mistral-window", 12)])
+def test_shared_blocks_change_nothing(name, num_blocks, cache_dir):
+    """Prompts that begin alike, after each other, together and with several answers, in a pool that is too small."""
+    base = tiny_models.prompt(251)
+    asked = [base[:24], base[:24], base[:25], base[:17], [*base[:22], 5, 6], base[:40], [*base[:40], 7]]
+    params = [
+        SamplingParams(max_tokens=20, temperature=float(number % 2), seed=number, n=1 + number % 3)
+        for number in range(len(asked))
+    ]
+    with start(name, cache_dir, cache__prefix_caching="false") as llm:
+        alone = [ids(llm.generate([prompt], one)) for prompt, one in zip(asked, params, strict=True)]
+        assert llm.service.stats()["preemptions"] == 0
+    with start(name, cache_dir, cache__block_size=4, cache__num_blocks=num_blocks) as llm:
+        free = llm.service.free_blocks()
+        for _ in range(2):
+            assert ids(llm.generate(asked, params)) == [output for outputs in alone for output in outputs]
+        one_by_one = [ids(llm.generate([prompt], one)) for prompt, one in zip(asked, params, strict=True)]
+        assert one_by_one == alone
+        scheduler = llm.service._scheduler
+        assert scheduler.num_preemptions > 0
+        assert scheduler.num_forks > 0
+        assert scheduler.prefix_hits > 100
+        assert llm.service.free_blocks() == free
