@@ -54,6 +54,7 @@ lint: $(VENV)/.installed-dev  ## Check format, style and types
 
 bench: $(VENV)/.installed-bench  ## Measure the host's work per step, and the server under load
 	$(python) -m benchmarks.host_step
+	$(python) -m benchmarks.scheduler_step
 	$(python) -m benchmarks.serving
 
 aot: .venv-aot/.installed-aot  ## Compile a sample for TPUs and GPUs that are not here (downloads 4.5 GB the first time)

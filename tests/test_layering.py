@@ -39,6 +39,7 @@ NO_JAX = (
     "xlaserve.core",
     "xlaserve.engine.tokenizer",
     "xlaserve.engine.output_processor",
+    "xlaserve.engine.simulation",
     "xlaserve.runner.commands",
 )
 JAX = ("jax", "jaxlib", "flax", "xlaserve_kernels")

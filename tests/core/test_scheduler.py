@@ -305,7 +305,8 @@ def test_forks_begin_with_the_prompts_last_chunk_and_share_its_hidden_state():
     assert (first.samples, len(scheduler.running)) == ([], 1)
     second, outputs = step(scheduler)
     assert spans(second) == [(0, 4, 2)]
-    assert second.samples == [(request, 0, 6), (forks[0], 0, 6), (forks[1], 0, 6)]
+    samples = [(sample.request, sample.row, sample.position) for sample in second.samples]
+    assert samples == [(request, 0, 6), (forks[0], 0, 6), (forks[1], 0, 6)]
     assert second.admitted == forks
     assert [output.request_id for output in outputs] == ["r", "b", "c"]
     assert scheduler.num_forks == 2

@@ -41,8 +41,11 @@ class PrefixHit(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    entries: list[BlockEntry]
-    copies: list[BlockCopy]  # to be made before anything is written
+    entries: Sequence[BlockEntry] = ()
+    copies: Sequence[BlockCopy] = ()  # to be made before anything is written
+
+
+_NOTHING = Allocation()  # the answer to most calls: a decode's token fits into the block before it
 
 
 class BlockManager:
@@ -62,6 +65,7 @@ class BlockManager:
         self.prefix_caching = prefix_caching
         self.num_releases = 0  # how often blocks were given back: tells whether waiting can have helped
         self._max_step_tokens = max_step_tokens
+        self._sliding_groups = [index for index, group in enumerate(groups) if group.sliding_window is not None]
 
     @property
     def capacity(self) -> int:
@@ -155,8 +159,11 @@ class BlockManager:
         Returns what changes in the tables; or None, with nothing changed, when some group has too few free blocks.
         """
         tables = request.block_tables or [[] for _ in self.pools]
-        columns = self._columns(num_tokens)
+        columns = -(-num_tokens // self.block_size)
         column = request.num_computed_tokens // self.block_size  # of the first token to be written
+        # Tables are equally long, and a block that is not full is shared in all groups or in none: one tells of all.
+        if column < columns == len(tables[0]) and self.pools[0].ref_count(tables[0][column]) == 1:
+            return _NOTHING
         shared = [
             column < len(table) and pool.ref_count(table[column]) > 1
             for pool, table in zip(self.pools, tables, strict=True)
@@ -165,17 +172,18 @@ class BlockManager:
             if columns - len(table) + copied > pool.num_free:
                 return None
         request.block_tables = tables
-        allocation = Allocation([], [])
+        entries: list[BlockEntry] = []
+        copies: list[BlockCopy] = []
         for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
             if shared[group]:
                 source, table[column] = table[column], pool.take()
                 pool.release(source)
-                allocation.copies.append((group, source, table[column]))
-                allocation.entries.append((group, column, table[column]))
+                copies.append((group, source, table[column]))
+                entries.append((group, column, table[column]))
             for new in range(len(table), columns):
                 table.append(pool.take())
-                allocation.entries.append((group, new, table[new]))
-        return allocation
+                entries.append((group, new, table[new]))
+        return Allocation(entries, copies)
 
     def fork(self, request: Request, child: Request) -> None:
         """Gives `child`, which has no blocks and begins with the same computed tokens, all of the request's."""
@@ -191,12 +199,13 @@ class BlockManager:
     def publish(self, request: Request) -> None:
         """Makes the full blocks findable whose tokens are launched and known, then gives back those that no token to
         come will see."""
-        known = min(request.num_computed_tokens, len(request.token_ids))
         if self.prefix_caching:
-            for column in range(request.num_published_blocks, known // self.block_size):
-                self._publish(request, column, known)
-                request.num_published_blocks = column + 1
-        for group, table in enumerate(request.block_tables):
+            known = min(request.num_computed_tokens, len(request.token_ids))
+            while request.num_published_blocks < known // self.block_size:
+                self._publish(request, request.num_published_blocks, known)
+                request.num_published_blocks += 1
+        for group in self._sliding_groups:
+            table = request.block_tables[group]
             column = min(self._first_seen(group, request.num_computed_tokens), len(table)) - 1
             while column >= 0 and table[column] != NULL_BLOCK:
                 self.pools[group].release(table[column])

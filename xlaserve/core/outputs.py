@@ -1,4 +1,7 @@
-"""What the engine sends back for one request after one step: token ids and numbers, no text, serialisable."""
+"""What the engine sends back for one request after one step: token ids and numbers, no text, serialisable.
+
+Where there is one per token it is a class with slots, not frozen: that is made in a sixth of the time.
+"""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -15,7 +18,7 @@ class TokenLogprobs:
     top: tuple[tuple[int, float], ...]  # (token id, logprob), best first; as many as were asked for
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class EngineOutput:
     """`token_ids` are the new ones only. The last output of a request has a `finish_reason`."""
 

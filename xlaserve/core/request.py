@@ -14,7 +14,7 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(eq=False)  # identity: a request is compared as itself, also when ids repeat
+@dataclass(eq=False, slots=True)  # identity: a request is compared as itself, also when ids repeat
 class Request:
     """Two clocks: `num_computed_tokens` counts what has been *launched*, `token_ids` what has *come back*.
 

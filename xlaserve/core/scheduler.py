@@ -11,8 +11,8 @@ progresses, and everybody becomes the oldest some day. The same holds in every p
 
 import itertools
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from xlaserve.core.block_manager import BlockManager, PrefixHit
 from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
@@ -48,7 +48,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self.waiting = FCFS() if policy is None else policy
-        self.running: OrderedDict[Request, None] = OrderedDict()  # a dict: any request leaves in O(1)
+        self.running: dict[Request, None] = {}  # any leaves in O(1)
         self.num_preemptions = 0
         self.num_forks = 0  # answers that began with another's blocks
         self.prefix_queries = 0  # tokens looked for in shared blocks,
@@ -89,18 +89,18 @@ class Scheduler:
         num_new_tokens = [request.num_new_tokens for request in running]
         num_decodes = num_new_tokens.count(1)  # not scheduled yet
         for request, num_tokens in zip(running, num_new_tokens, strict=True):
-            if output.num_tokens == self.max_num_batched_tokens or request.status is not RequestStatus.RUNNING:
+            if output.num_tokens == self.max_num_batched_tokens or request.row < 0:
                 break  # no budget left; or preempted for a better one, and so are all after it
             num_decodes -= num_tokens == 1
             budget = self.max_num_batched_tokens - output.num_tokens - num_decodes
             if num_tokens and budget > 0:  # without any to compute, its last token is in flight
                 self._schedule_request(request, min(num_tokens, budget), output)
-        for scheduled in output.rows:  # now that nobody will be preempted any more
-            if scheduled.samples:
-                self._sample(scheduled.request, output)
+        parents = [sample.request for sample in output.samples if sample.request.forks]
+        for parent in parents:  # now that nobody will be preempted any more
+            self._begin_forks(parent, output)
         if len(output.preempted) == num_displaced:  # else the newcomer would be the next victim
             self._admit(output)
-        output.rows.sort(key=lambda scheduled: scheduled.row)
+        output.rows.sort(key=attrgetter("row"))
         return output
 
     def _make_room(self, running: list[Request], output: SchedulerOutput) -> None:
@@ -149,8 +149,8 @@ class Scheduler:
             self._take_row(request, output)
             budget = self.max_num_batched_tokens - output.num_tokens
             self._schedule_request(request, min(request.num_new_tokens, budget), output, admitted=True)
-            if output.rows[-1].samples:
-                self._sample(request, output)
+            if request.forks and output.rows[-1].samples:
+                self._begin_forks(request, output)
 
     def _take_row(self, request: Request, output: SchedulerOutput) -> None:
         """Its tables are as its computed tokens need them."""
@@ -176,22 +176,25 @@ class Scheduler:
             output.preempted.append(victim)
             if victim is request:
                 return
-        if not admitted:
+        if allocation.entries and not admitted:
             output.table_deltas += [(group, request.row, column, block) for group, column, block in allocation.entries]
-        output.copies += allocation.copies
+        if allocation.copies:
+            output.copies += allocation.copies
         in_flight = start >= len(request.token_ids)
         token_ids = None if in_flight else tuple(request.token_ids[start : start + num_tokens])
-        samples = start + num_tokens == request.num_tokens
-        output.rows.append(ScheduledRow(request, request.row, start, num_tokens, token_ids, samples))
+        samples = start + num_tokens == len(request.token_ids) + request.num_in_flight
+        scheduled = ScheduledRow(request, request.row, start, num_tokens, token_ids, samples)
+        output.rows.append(scheduled)
         output.num_tokens += num_tokens
         request.num_computed_tokens += num_tokens
         self.waiting.charge(request, num_tokens)
+        if samples:
+            output.samples.append(scheduled)
+            request.num_in_flight += 1
 
-    def _sample(self, request: Request, output: SchedulerOutput) -> None:
-        """The request's next token, and that of each fork: they begin here, with its blocks and this hidden state."""
-        position = request.num_tokens
-        request.num_in_flight += 1
-        output.samples.append(ScheduledSample(request, request.row, position))
+    def _begin_forks(self, request: Request, output: SchedulerOutput) -> None:
+        """They begin with the request's blocks, and the hidden state of the first sample it has just been given."""
+        position = request.num_tokens - 1
         forks, request.forks = request.forks, []
         beginning = forks[: len(self._free_rows)]
         for fork in beginning:
@@ -233,11 +236,12 @@ class Scheduler:
     def update(self, output: SchedulerOutput, result: StepResult) -> list[EngineOutput]:
         """Gives a step's tokens to their requests, preempted ones included; drops those of finished ones."""
         outputs = []
+        finished = RequestStatus.FINISHED  # looked up once: Python 3.11 takes a while to find an enum's member
         for index, (sample, token, ok) in enumerate(
             zip(output.samples, result.tokens.tolist(), result.ok.tolist(), strict=True)
         ):
             request = sample.request
-            if request.is_finished:
+            if request.status is finished:
                 continue
             request.num_in_flight -= 1
             if ok:
@@ -246,7 +250,7 @@ class Scheduler:
                 self.finish(request, "error")
                 outputs.append(EngineOutput(request.request_id, finish_reason="error", error=NOT_FINITE))
         for scheduled in output.rows:
-            if scheduled.request.status is RequestStatus.RUNNING:
+            if scheduled.request.row >= 0:
                 self.block_manager.publish(scheduled.request)
         return outputs
 

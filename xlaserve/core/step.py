@@ -1,14 +1,18 @@
-"""One step as it passes between scheduler and engine: what to compute, and what came back. Plain data, no device."""
+"""One step as it passes between scheduler and engine: what to compute, and what came back. Plain data, no device.
+
+A class with slots where there is one per row: it is made in half the time of a named tuple.
+"""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from xlaserve.core.request import Request
 
 
-class ScheduledRow(NamedTuple):
+@dataclass(slots=True)
+class ScheduledRow:
     """One request's part of a step: `num_tokens` tokens from position `start` on."""
 
     request: Request
@@ -18,11 +22,17 @@ class ScheduledRow(NamedTuple):
     token_ids: tuple[int, ...] | None  # None: the one token is still in flight; the device has it in its row
     samples: bool  # the known tokens end here: the token at `start + num_tokens` is sampled
 
+    @property
+    def position(self) -> int:
+        """Of the token to come."""
+        return self.start + self.num_tokens
 
-class ScheduledSample(NamedTuple):
-    """One token to come: `row`'s last hidden state in this step gives the request's token at `position`.
 
-    A request that forks has a row of its own from here on, and this step's hidden state from where it began.
+@dataclass(slots=True)
+class ScheduledSample:
+    """The first token of a fork: `row`'s last hidden state in this step gives the request's token at `position`.
+
+    The request has a row of its own from here on.
     """
 
     request: Request
@@ -35,7 +45,7 @@ class SchedulerOutput:
     """One step. `rows` ascend by row; the sampled tokens come back in the order of `samples`."""
 
     rows: list[ScheduledRow] = field(default_factory=list)
-    samples: list[ScheduledSample] = field(default_factory=list)
+    samples: list[ScheduledRow | ScheduledSample] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)  # took a row in this step; their tables are new as a whole
     table_deltas: list[tuple[int, int, int, int]] = field(default_factory=list)  # (group, row, column, block), others
     copies: list[tuple[int, int, int]] = field(default_factory=list)  # (group, source, destination) blocks, in order

@@ -1,10 +1,11 @@
 """The orders that reach the runner: ordered, serialisable, plain ints and numpy arrays. Nothing else reaches it.
 
 Rows are places in the device state, 0 <= row < max_num_seqs. All commands of a step are executed in the order given.
+What a step has many of is a named tuple: it is made three times as fast as a frozen dataclass.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -29,8 +30,7 @@ class CopyBlocks:
     copies: tuple[tuple[int, int, int], ...]  # (group, source, destination)
 
 
-@dataclass(frozen=True)
-class RowTokens:
+class RowTokens(NamedTuple):
     """The tokens of one row in a Body: `num_tokens` from position `start` on.
 
     `token_ids` of None means one token: the row's last sampled one, which only the device knows.
@@ -52,8 +52,7 @@ class Body:
     num_samples: int  # rows of the Sample to come: more than outputs where one feeds several
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     hidden_row: int  # index into the last Body's outputs; several rows may share one
     row: int  # the request row: parameters, and where the token is remembered
     position: int  # of the token being sampled, counted from the prompt's first: names its random number
