@@ -21,14 +21,14 @@ from xlaserve.cli.options import cache_dir
 from xlaserve.models.config import parse_config
 from xlaserve.models.gguf_file import GGUFFile
 from xlaserve.models.loader import load_params
-from xlaserve.models.registry import FAMILIES
+from xlaserve.models.registry import FAMILIES, head_weight
 from xlaserve.models.sources import fetch
 from xlaserve.runner.buckets import make_buckets
 from xlaserve.runner.commands import Body, ResetRow, RowTokens, Sample, SampleRow
 from xlaserve.runner.compilations import use_persistent_cache
 from xlaserve.runner.dtype import choose_dtype
 from xlaserve.runner.model_runner import ModelRunner
-from xlaserve.runner.programs import ProgramShapes
+from xlaserve.runner.programs import ProgramShapes, compile_programs
 from xlaserve.sharding import make_mesh, replicated, sharding_of
 
 ROWS = 16
@@ -56,7 +56,7 @@ def make_runner(dtype_name: str) -> tuple[ModelRunner, str]:
         max_num_seqs=ROWS,
         table_width=_blocks(LONGEST),
         block_size=BLOCK_SIZE,
-        num_blocks=1 + max(ROWS * _blocks(max(UNIFORM)), sum(map(_blocks, MIXED))),
+        num_blocks=(1 + max(ROWS * _blocks(max(UNIFORM)), sum(map(_blocks, MIXED))),),
         backend=backend,
         dtype=dtype,
         kv_dtype=dtype,
@@ -69,7 +69,8 @@ def make_runner(dtype_name: str) -> tuple[ModelRunner, str]:
         place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)),
         on_progress=lambda *_: None,
     )
-    return ModelRunner(params, shapes, replicated(mesh), lambda *_: None), dtype.name
+    programs = compile_programs(shapes, params, head_weight(params), replicated(mesh), lambda *_: None)
+    return ModelRunner(params, shapes, replicated(mesh), programs), dtype.name
 
 
 def _blocks(num_tokens: int) -> int:

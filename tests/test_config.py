@@ -51,3 +51,24 @@ def test_what_cannot_be_used_is_refused_by_key(override, told):
     with pytest.raises(ConfigError) as caught:
         load_config(None, [override])
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("cache.num_blocks=9", "cache.memory=1MiB"),
+        ("cache.num_blocks=9", "cache.memory_utilization=0.9"),
+        ("cache.memory=1MiB", "cache.memory_utilization=0.9"),
+    ],
+)
+def test_the_pool_has_one_size(first, second):
+    one, other = (setting.split("=")[0] for setting in (first, second))
+    with pytest.raises(ConfigError, match=rf"^the settings: cache: {one} \(.*\) and {other} \(.*\) contradict"):
+        load_config(None, [first, second])
+    load_config(None, [first, second, f"{one}=null"])
+
+
+@pytest.mark.parametrize("value", ["0", "-0.1", "1.01", "much"])
+def test_a_share_of_memory_is_one(value):
+    with pytest.raises(ConfigError, match=r"cache.memory_utilization is "):
+        load_config(None, [f"cache.memory_utilization={value}"])

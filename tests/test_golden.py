@@ -92,7 +92,12 @@ def test_smollm2_in_chunks(demo_gguf, cache_dir, chunk):
 
 
 def test_smollm2_with_preemptions(demo_gguf, cache_dir):
-    limits = {"scheduler__max_num_batched_tokens": 64, "scheduler__max_num_seqs": 10, "cache__num_blocks": 27}
+    limits = {
+        "scheduler__max_num_batched_tokens": 64,
+        "scheduler__max_num_seqs": 10,
+        "cache__num_blocks": 27,
+        "model__max_model_len": 26 * 16,
+    }
     with start(demo_gguf, cache_dir, **limits) as llm:
         check_batch(llm, SMOLLM2[:8])  # each fits alone, but not all that are admitted together
         assert llm.service.stats()["preemptions"] > 0

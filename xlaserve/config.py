@@ -36,6 +36,8 @@ def _parse_bytes(value):
 
 
 PolicyName = Literal["fcfs", "priority", "fair"]
+POOL_SIZE_KEYS = ("num_blocks", "memory", "memory_utilization")  # of the section `cache`
+
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0)]
 
 
@@ -55,10 +57,19 @@ class ModelSection(_Section):
 
 class CacheSection(_Section):
     block_size: int = Field(default=16, ge=1, le=256)  # tokens
-    num_blocks: int | None = Field(default=None, ge=2)  # per layer group, the null block included
-    memory: Bytes | None = None  # of the KV pool, all groups together
+    # How large the KV pool is; at most one of the three.
+    num_blocks: int | None = Field(default=None, ge=2)  # per layer group, the null block included; windows need fewer
+    memory: Bytes | None = None  # of all layer groups together
+    memory_utilization: float | None = Field(default=None, gt=0, le=1)  # of the device's memory, weights included
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     prefix_caching: bool = True  # requests that begin alike share blocks
+
+    @model_validator(mode="after")
+    def _one_size(self) -> "CacheSection":
+        given = [f"cache.{key} ({getattr(self, key)})" for key in POOL_SIZE_KEYS if getattr(self, key) is not None]
+        if len(given) > 1:
+            raise ValueError(f"{' and '.join(given)} contradict each other: each says how large the KV pool is")
+        return self
 
 
 class SchedulerSection(_Section):
@@ -184,8 +195,10 @@ def _explain(where: str, error: Any) -> str:
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key {key!r}. {_suggest(path)}"
-    found = "" if _is_secret(path) else f" is {str(error.get('input'))[:80]!r}"
-    return f"{where}: {key}{found}: {error['msg']}"
+    # Where keys do not go together, the message names them and what they are; API keys are never shown.
+    told = _is_secret(path) or (error["type"] == "value_error" and isinstance(error.get("input"), dict))
+    found = "" if told else f" is {str(error.get('input'))[:80]!r}"
+    return f"{where}: {key}{found}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _is_secret(path: Sequence[str]) -> bool:

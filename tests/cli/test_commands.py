@@ -78,6 +78,9 @@ def test_generate_chat_applies_the_template():
         (["--model", "broken"], "broken/model.safetensors"),
         (["--json", "--stream"], "choose one"),
         (["--temperature", "warm"], "temperature"),
+        (["--kv-cache-memory", "1GiB", "--num-blocks", "9"], "cache.num_blocks (9) and cache.memory (1073741824)"),
+        (["--kv-cache-memory", "much"], "cache.memory"),
+        (["--num-blocks", "1"], "cache.num_blocks"),
     ],
     ids=str,
 )

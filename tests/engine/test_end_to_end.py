@@ -52,7 +52,8 @@ def test_greedy_ids_equal_generate(name, cache_dir):
 
 CHUNKS_OF_3 = {"scheduler__max_num_batched_tokens": 3}
 CHUNKS_OF_17 = {"scheduler__max_num_batched_tokens": 17, "scheduler__max_num_seqs": 7}
-SMALL_BLOCKS = {"cache__block_size": 4, "cache__num_blocks": 20}
+FEW_BLOCKS = {"cache__num_blocks": 6, "model__max_model_len": 80}
+SMALL_BLOCKS = {"cache__block_size": 4, "cache__num_blocks": 20, "model__max_model_len": 76}
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ SMALL_BLOCKS = {"cache__block_size": 4, "cache__num_blocks": 20}
         ("llama", CHUNKS_OF_17),
         ("llama", {"scheduler__max_num_batched_tokens": 64}),
         ("llama", SMALL_BLOCKS),
-        ("llama", {"cache__num_blocks": 6}),
+        ("llama", FEW_BLOCKS),
         ("llama", {"scheduler__async_scheduling": "false"}),
         ("gemma3", CHUNKS_OF_3),
         ("gemma3", CHUNKS_OF_17),
@@ -83,7 +84,7 @@ def test_seeded_sampling_is_the_same_alone_in_a_batch_and_after_preemption(llama
     params = [SamplingParams(max_tokens=30, temperature=1.0, top_p=0.9, seed=seed) for seed in (0, 42, -7, 2**62)]
     alone = [ids(llama.generate([prompt], one))[0] for prompt, one in zip(several, params, strict=True)]
     assert ids(llama.generate(several, params)) == alone
-    with start("llama", cache_dir, cache__num_blocks=6) as llm:
+    with start("llama", cache_dir, **FEW_BLOCKS) as llm:
         assert ids(llm.generate(several, params)) == alone
         assert llm.service.stats()["preemptions"] > 0
 
@@ -188,7 +189,8 @@ def test_shared_blocks_change_nothing(name, num_blocks, cache_dir):
     with start(name, cache_dir, cache__prefix_caching="false") as llm:
         alone = [ids(llm.generate([prompt], one)) for prompt, one in zip(asked, params, strict=True)]
         assert llm.service.stats()["preemptions"] == 0
-    with start(name, cache_dir, cache__block_size=4, cache__num_blocks=num_blocks) as llm:
+    pool = {"cache__block_size": 4, "cache__num_blocks": num_blocks}
+    with start(name, cache_dir, **pool, model__max_model_len=72) as llm:
         free = llm.service.free_blocks()
         for _ in range(2):
             assert ids(llm.generate(asked, params)) == [output for outputs in alone for output in outputs]

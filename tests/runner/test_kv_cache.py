@@ -1,4 +1,4 @@
-"""What a block costs, with all that a layout adds to keys and values; and copies of blocks."""
+"""What a block costs, with all that a layout adds to keys and values; pools, and copies of blocks."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,8 @@ import pytest
 from xlaserve_kernels.paged_attention import KVPool
 
 from xlaserve.models.kv_spec import KVSpec
-from xlaserve.runner.kv_cache import block_bytes, copy_blocks, copy_packing, make_layouts, pack_copies
+from xlaserve.runner.kv_cache import block_bytes, copy_blocks, copy_packing, make_layouts, make_pools, pack_copies
+from xlaserve.sharding import make_mesh, replicated
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,13 @@ from xlaserve.runner.kv_cache import block_bytes, copy_blocks, copy_packing, mak
 def test_of_a_block(backend, dtype, expected):
     specs = tuple(KVSpec(name, layers, 2, 80, None) for name, layers in (("full", (0, 2)), ("sliding", (1,))))
     layouts = make_layouts(specs, backend, 16, np.dtype(dtype))
-    assert block_bytes(specs, layouts) == 3 * expected
+    assert [block_bytes(*pair) for pair in zip(specs, layouts, strict=True)] == [2 * expected, expected]
+
+
+def test_each_layer_has_a_pool_of_its_groups_size():
+    specs = (KVSpec("full", (1, 3), 2, 8, None), KVSpec("sliding", (0, 2), 2, 8, 8))
+    pools = make_pools(specs, make_layouts(specs, "xla", 16, np.dtype(np.float32)), (7, 3), replicated(make_mesh()))
+    assert [pool.pages.shape[0] for pool in pools] == [3, 7, 3, 7]
 
 
 def test_copies_are_made_one_after_the_other_in_the_layers_of_their_group():

@@ -9,13 +9,14 @@ import pytest
 
 from tests import tiny_models
 from xlaserve.models.config import parse_config
+from xlaserve.models.kv_spec import kv_specs
 from xlaserve.models.loader import load_params
-from xlaserve.models.registry import FAMILIES
+from xlaserve.models.registry import FAMILIES, head_weight
 from xlaserve.models.safetensors_folder import SafetensorsFolder
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.commands import Body, ResetRow, RowTokens, Sample, SampleRow
 from xlaserve.runner.model_runner import ModelRunner
-from xlaserve.runner.programs import ProgramShapes
+from xlaserve.runner.programs import ProgramShapes, compile_programs
 from xlaserve.sharding import make_mesh, replicated
 
 BLOCK, WIDTH, ROWS = 4, 16, 3
@@ -30,10 +31,12 @@ def make_runner(name: str) -> ModelRunner:
         place=lambda array, spec: jax.device_put(array, replicated(make_mesh())), on_progress=lambda *_: None,
     )  # fmt: skip
     float32 = np.dtype(np.float32)
-    shapes = ProgramShapes(
-        config, Buckets((4, 48), (4,)), ROWS, WIDTH, BLOCK, ROWS * WIDTH + 1, "xla", float32, float32
+    num_blocks = (ROWS * WIDTH + 1,) * len(kv_specs(config))
+    shapes = ProgramShapes(config, Buckets((4, 48), (4,)), ROWS, WIDTH, BLOCK, num_blocks, "xla", float32, float32)
+    sharding = replicated(make_mesh())
+    return ModelRunner(
+        params, shapes, sharding, compile_programs(shapes, params, head_weight(params), sharding, lambda *_: None)
     )
-    return ModelRunner(params, shapes, replicated(make_mesh()), lambda *_: None)
 
 
 @pytest.fixture(scope="module", params=["llama", "gemma3"])

@@ -1,5 +1,7 @@
 """What the compiled programs cost in memory, by the compiler's own account."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from xlaserve.models.config import parse_config
 from xlaserve.models.registry import FAMILIES, head_weight
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.dtype import named_dtype
+from xlaserve.runner.program_memory import probe_memory, program_memory
 from xlaserve.runner.programs import Programs, ProgramShapes, compile_programs
 from xlaserve.sharding import make_mesh, replicated
 
@@ -26,15 +29,21 @@ TINY = {
 }
 
 
-def compile_tiny(dtype: np.dtype, *, num_blocks: int = 2, **keys) -> tuple[Programs, ProgramShapes]:
+def tiny(dtype: np.dtype, *, num_blocks: int = 2, **keys) -> tuple[ProgramShapes, Any, Any, jax.sharding.Sharding]:
+    """Shapes, abstract weights, the head's, and where they are."""
     config = parse_config(TINY | keys, "tiny")
-    shapes = ProgramShapes(config, Buckets((4, 48), (4,)), 4, 32, 16, num_blocks, "xla", dtype, dtype)
+    shapes = ProgramShapes(config, Buckets((4, 48), (4,)), 4, 32, 16, (num_blocks,), "xla", dtype, dtype)
     sharding = replicated(make_mesh())
     params = map_specs(
         lambda _, spec: jax.ShapeDtypeStruct(spec.shape, dtype, sharding=sharding),
         FAMILIES[config.family].param_specs(config),
     )
-    return compile_programs(shapes, params, head_weight(params), sharding, lambda *_: None), shapes
+    return shapes, params, head_weight(params), sharding
+
+
+def compile_tiny(dtype: np.dtype, **keys) -> tuple[Programs, ProgramShapes]:
+    arguments = tiny(dtype, **keys)
+    return compile_programs(*arguments, lambda *_: None), arguments[0]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
@@ -48,6 +57,12 @@ def test_a_step_copies_no_kv_pool(dtype):
         assert memory.temp_size_in_bytes < pool_bytes / 4
     for body in (*programs.bodies.values(), programs.copy_blocks):
         assert body.memory_analysis().alias_size_in_bytes >= 3 * pool_bytes  # donated: written in place
+    # So what is measured over small pools holds for large ones.
+    final, probed = program_memory(shapes, programs), probe_memory(*tiny(named_dtype(dtype), num_blocks=64))
+    assert 0 < final.temporaries == pytest.approx(probed.temporaries, rel=0.1)
+    assert (final.outputs, final.state) == (probed.outputs, probed.state)
+    assert final.code <= probed.code
+    assert final.state == 4 * (4 * 32 + 4 + 4 * 6)  # tables, last tokens, and six words of sampling parameters
 
 
 def test_a_prompt_chunk_copies_no_weights(monkeypatch):

@@ -22,7 +22,7 @@ ENGINE_ERROR = 1
 
 
 def config_options(function: Callable) -> Callable:
-    """--config, --model, --set, --generation-config and --chat-template: see `resolve_config`."""
+    """--config, --model, --set and others that stand for settings: see `resolve_config`."""
     options = [
         click.option("--config", "config_file", type=click.Path(path_type=Path), help="A YAML configuration file."),
         click.option("--model", help="demo, a folder, a .gguf file or a hub id.  [default: demo]"),
@@ -43,6 +43,10 @@ def config_options(function: Callable) -> Callable:
             type=click.Path(path_type=Path),
             help="A Jinja file in place of the checkpoint's template.",
         ),
+        click.option(
+            "--kv-cache-memory", metavar="SIZE", help="Of the KV pool, e.g. 4GiB.  [default: what the device has left]"
+        ),
+        click.option("--num-blocks", type=int, metavar="N", help="Of the KV pool, in place of its size in bytes."),
     ]
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
@@ -53,19 +57,28 @@ def resolve_config(
     settings: Sequence[str],
     generation_config: str | None,
     chat_template: Path | None,
+    kv_cache_memory: str | None,
+    num_blocks: int | None,
     **more: Any,
 ) -> "Config":
-    """The file, then --set, then the options with a name of their own; `more` are section.key (with __) = value."""
-    from xlaserve.config import load_config
+    """The file, then --set, then the options with a name of their own; `more` are section.key (with __) = value.
+
+    An option for the KV pool's size replaces whatever key the file says it with.
+    """
+    from xlaserve.config import POOL_SIZE_KEYS, load_config
 
     named = {
         "model.source": model,
         "model.generation_config": generation_config,
         "model.chat_template": None if chat_template is None else str(chat_template),
+        "cache.memory": kv_cache_memory,
+        "cache.num_blocks": num_blocks,
     } | {key.replace("__", "."): value for key, value in more.items()}
     # JSON is YAML: quoted like this, a path with a colon stays one string.
     overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
-    return load_config(config_file, [*settings, *overrides])
+    sized = kv_cache_memory is not None or num_blocks is not None
+    replaced = [f"cache.{key}=null" for key in POOL_SIZE_KEYS] if sized else []
+    return load_config(config_file, [*replaced, *settings, *overrides])
 
 
 def cache_dir() -> Path:

@@ -1,10 +1,12 @@
 """From a Config to a running GenerationService."""
 
 import time
-from math import prod
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
 
 from xlaserve.config import Config
 from xlaserve.core.block_manager import BlockManager, GroupSpec
@@ -13,26 +15,68 @@ from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.service import GenerationService, ModelInfo
-from xlaserve.engine.settings import resolve_settings
-from xlaserve.engine.tokenizer import eos_union, load_tokenizer, sampling_defaults
-from xlaserve.layers.params import named_specs
+from xlaserve.engine.settings import Settings, resolve_settings
+from xlaserve.engine.sizing import Sizing, check_memory, size_pools
+from xlaserve.engine.tokenizer import Tokenizer, eos_union, load_tokenizer, sampling_defaults
+from xlaserve.layers.params import ArraySpec, map_specs
 from xlaserve.models import sources
-from xlaserve.models.config import parse_config
+from xlaserve.models.checkpoint import Checkpoint
+from xlaserve.models.config import ModelConfig, parse_config
 from xlaserve.models.loader import check_tensors, load_params, untie_differing_head
 from xlaserve.models.random_checkpoint import RandomCheckpoint
-from xlaserve.models.registry import FAMILIES
+from xlaserve.models.registry import FAMILIES, head_weight
 from xlaserve.runner.compilations import LOG, use_persistent_cache
 from xlaserve.runner.model_runner import ModelRunner
+from xlaserve.runner.programs import compile_programs
 from xlaserve.sharding import make_mesh, replicated, sharding_of
 
 
-def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> GenerationService:
-    """Loads the model, compiles all programs and starts the engine's thread.
+@dataclass(frozen=True)
+class _Model:
+    """What is known of a model before its weights are read."""
 
-    Raises ConfigError or CheckpointError naming what is wrong; what headers tell is checked before weights are read.
+    checkpoint: Checkpoint
+    config: ModelConfig
+    specs: Any  # a tree of ArraySpec
+    tokenizer: Tokenizer
+    sampling_defaults: dict[str, Any]
+
+
+def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> GenerationService:
+    """Compiles all programs, loads the model and starts the engine's thread.
+
+    Compiling takes no memory on the device, and tells whether all will fit: so it comes before the weights are read, as
+    does the check of what their headers tell. Raises ConfigError or CheckpointError naming what is wrong.
     """
     use_persistent_cache(config.compile.cache_dir or cache_dir / "programs")
     reporter.phase("open the model")
+    model = _open(config, cache_dir, reporter)
+    mesh = make_mesh()
+    settings = resolve_settings(config, model.config, mesh, reporter)
+    reporter.phase("size the KV pool")
+    weights = _abstract_weights(model, settings, mesh)
+    sizing = size_pools(config, settings, weights, replicated(mesh), reporter)
+    reporter.phase("compile the programs")
+    programs = compile_programs(
+        sizing.shapes, weights, head_weight(weights), replicated(mesh),
+        lambda name, done, total: reporter.progress("programs", done, total),
+    )  # fmt: skip
+    found = f"{sum(LOG.compiled().values())} compilations, {LOG.cache_hits()} found in the compilation cache"
+    reporter.info("programs", len(programs), found)
+    check_memory(sizing, programs, reporter)
+    reporter.phase("load the weights")
+    params = load_params(
+        model.specs,
+        model.checkpoint,
+        dtype=settings.dtype,
+        place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)),
+        on_progress=lambda done, total, name: reporter.progress("weights, bytes", done, total),
+    )
+    runner = ModelRunner(params, sizing.shapes, replicated(mesh), programs)
+    return _start(config, model, settings, sizing, runner, reporter)
+
+
+def _open(config: Config, cache_dir: Path, reporter: Reporter) -> _Model:
     checkpoint = sources.resolve(config.model, cache_dir=cache_dir, seed=config.seed, announce=reporter.phase)
     model = parse_config(checkpoint.config, checkpoint.where)
     specs = FAMILIES[model.family].param_specs(model)
@@ -42,33 +86,28 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     model = untie_differing_head(model, checkpoint)
     specs = FAMILIES[model.family].param_specs(model)
     tokenizer = load_tokenizer(checkpoint.folder, checkpoint.gguf_metadata, chat_template=config.model.chat_template)
-    defaults = sampling_defaults(checkpoint.generation_config) if config.model.generation_config == "auto" else {}
-    mesh = make_mesh()
-    num_weights = sum(prod(spec.shape) for _, spec in named_specs(specs))
-    settings = resolve_settings(config, model, num_weights, mesh, reporter)
-    shapes = settings.shapes
-
-    reporter.phase("load the weights")
-    params = load_params(
-        specs,
-        checkpoint,
-        dtype=shapes.dtype,
-        place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)),
-        on_progress=lambda done, total, name: reporter.progress("weights, bytes", done, total),
-    )
-    reporter.phase("compile the programs")
-    runner = ModelRunner(
-        params, shapes, replicated(mesh), lambda name, done, total: reporter.progress("programs", done, total)
-    )
-    found = f"{sum(LOG.compiled().values())} compilations, {LOG.cache_hits()} found in the compilation cache"
-    reporter.info("programs", len(runner.programs), found)
+    source = config.model.generation_config
+    defaults = sampling_defaults(checkpoint.generation_config) if source == "auto" else {}
     shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
-    reporter.info(
-        "sampling defaults", shown or "OpenAI's", f"model.generation_config: {config.model.generation_config}"
-    )
+    reporter.info("sampling defaults", shown or "OpenAI's", f"model.generation_config: {source}")
+    return _Model(checkpoint, model, specs, tokenizer, defaults)
 
+
+def _abstract_weights(model: _Model, settings: Settings, mesh: Mesh) -> Any:
+    def abstract(_: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.shape, settings.dtype, sharding=sharding_of(mesh, spec.axes))
+
+    return map_specs(abstract, model.specs)
+
+
+def _start(
+    config: Config, model: _Model, settings: Settings, sizing: Sizing, runner: ModelRunner, reporter: Reporter
+) -> GenerationService:
+    """Scheduler, engine and its thread around a runner that is ready."""
+    shapes = sizing.shapes
+    groups = [GroupSpec(n, spec.sliding_window) for n, spec in zip(shapes.num_blocks, shapes.specs, strict=True)]
     blocks = BlockManager(
-        [GroupSpec(shapes.num_blocks, spec.sliding_window) for spec in shapes.specs],
+        groups,
         shapes.block_size,
         max_step_tokens=settings.max_num_batched_tokens,
         prefix_caching=config.cache.prefix_caching,
@@ -84,18 +123,19 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
     )
     engine = LLMEngine(scheduler, runner, async_scheduling=config.scheduler.async_scheduling)
+    checkpoint = model.checkpoint
     info = ModelInfo(
         name=config.model.served_name or sources.default_name(config.model.source),
-        max_model_len=settings.max_model_len,
-        vocab_size=model.vocab_size,
+        max_model_len=sizing.max_model_len,
+        vocab_size=model.config.vocab_size,
         max_request_tokens=blocks.capacity,
-        eos_ids=eos_union(tokenizer, checkpoint.config, checkpoint.generation_config),
-        sampling_defaults=defaults,
+        eos_ids=eos_union(model.tokenizer, checkpoint.config, checkpoint.generation_config),
+        sampling_defaults=model.sampling_defaults,
         created=int(time.time()),
     )
     return GenerationService(
         engine,
-        tokenizer,
+        model.tokenizer,
         info,
         max_waiting=config.server.max_waiting,
         max_waiting_tokens=config.server.max_waiting_tokens,

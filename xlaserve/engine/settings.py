@@ -1,9 +1,12 @@
-"""Derives what the config leaves open, from the model and the machine; tells each value with its reason."""
+"""Derives what the config leaves open, from the model and the machine; tells each value with its reason.
+
+The KV pools' sizes are `sizing.py`'s.
+"""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from xlaserve_kernels import backend as kernel_backend
 
@@ -12,9 +15,9 @@ from xlaserve.engine.reporter import Reporter
 from xlaserve.errors import ConfigError
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.kv_spec import kv_specs
-from xlaserve.runner.buckets import make_buckets
+from xlaserve.runner.buckets import Buckets, make_buckets
 from xlaserve.runner.dtype import choose_dtype, named_dtype
-from xlaserve.runner.kv_cache import block_bytes, make_layouts, size_pool
+from xlaserve.runner.kv_cache import make_layouts
 from xlaserve.runner.programs import ProgramShapes
 
 # (max_num_seqs, max_num_batched_tokens). On a CPU a step of 256 prompt tokens already stalls the others for a second.
@@ -24,12 +27,35 @@ _ACCELERATOR_LIMITS = (128, 2048)
 
 @dataclass(frozen=True)
 class Settings:
-    shapes: ProgramShapes
-    max_model_len: int
+    """All but what depends on the memory."""
+
+    model: ModelConfig
+    backend: str
+    dtype: np.dtype
+    kv_dtype: np.dtype
+    max_num_seqs: int
     max_num_batched_tokens: int
+    buckets: Buckets
+    block_size: int  # tokens
+    max_model_len: int  # as configured, else the model's own: memory may cap that
+    length_reason: str
+
+    def shapes(self, num_blocks: tuple[int, ...], max_model_len: int) -> ProgramShapes:
+        """Of the programs, with these pools for requests of this length."""
+        return ProgramShapes(
+            config=self.model,
+            buckets=self.buckets,
+            max_num_seqs=self.max_num_seqs,
+            table_width=-(-max_model_len // self.block_size),
+            block_size=self.block_size,
+            num_blocks=num_blocks,
+            backend=self.backend,
+            dtype=self.dtype,
+            kv_dtype=self.kv_dtype,
+        )
 
 
-def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh: Mesh, reporter: Reporter) -> Settings:
+def resolve_settings(config: Config, model: ModelConfig, mesh: Mesh, reporter: Reporter) -> Settings:
     """Raises ConfigError naming the key, the value and what is allowed."""
     device = mesh.devices.flat[0]
     reporter.info("device", device.device_kind, f"jax {jax.__version__}, platform {device.platform}")
@@ -41,58 +67,18 @@ def resolve_settings(config: Config, model: ModelConfig, num_weights: int, mesh:
     if config.cache.dtype != "auto":
         kv_dtype, reason = named_dtype(config.cache.dtype), "cache.dtype"
     reporter.info("cache.dtype", kv_dtype.name, reason)
-
-    limits = _CPU_LIMITS if device.platform == "cpu" else _ACCELERATOR_LIMITS
-    asked = config.scheduler
-    max_num_seqs, reason = _given_or(asked.max_num_seqs, limits[0], device.platform)
-    reporter.info("max_num_seqs", max_num_seqs, reason)
-    max_num_batched_tokens, reason = _given_or(asked.max_num_batched_tokens, limits[1], device.platform)
-    reporter.info("max_num_batched_tokens", max_num_batched_tokens, reason)
-
     block_size = config.cache.block_size
-    max_model_len, length_reason = _max_model_len(config, model)
-    specs = kv_specs(model)
     try:
-        bytes_per_block = block_bytes(specs, make_layouts(specs, backend, block_size, kv_dtype))
+        make_layouts(kv_specs(model), backend, block_size, kv_dtype)
     except ValueError as error:
         raise ConfigError(f"cache.block_size, cache.dtype, or the model's heads: {error}") from error
-    pool = size_pool(
-        config.cache,
-        bytes_per_block,
-        max_num_seqs=max_num_seqs,
-        max_model_len=max_model_len,
-        free_memory=_free_memory(device, num_weights * dtype.itemsize),
-    )
-    capacity = pool.tokens(block_size)
-    if config.model.max_model_len is None and capacity < max_model_len:
-        max_model_len, length_reason = capacity, "what the KV pool holds; raise cache.memory for more"
-    reporter.info("max_model_len", max_model_len, length_reason)
-    mebibytes = pool.num_blocks * bytes_per_block / 2**20
-    size = f"{capacity} tokens in {pool.num_blocks} blocks of {block_size}, {mebibytes:.0f} MiB"
-    reporter.info("KV pool", size, pool.reason)
-
+    max_num_seqs, max_num_batched_tokens = _limits(config, device.platform, reporter)
     buckets = make_buckets(max_num_seqs, max_num_batched_tokens)
     reporter.info("token buckets", " ".join(map(str, buckets.tokens)), "from the two limits above")
-    shapes = ProgramShapes(
-        config=model,
-        buckets=buckets,
-        max_num_seqs=max_num_seqs,
-        table_width=-(-max_model_len // block_size),
-        block_size=block_size,
-        num_blocks=pool.num_blocks,
-        backend=backend,
-        dtype=dtype,
-        kv_dtype=kv_dtype,
-    )
-    return Settings(shapes, max_model_len, max_num_batched_tokens)
-
-
-def _free_memory(device: Any, weight_bytes: int) -> int | None:
-    """Bytes left on the device once the weights are there; None where it uses the machine's own memory."""
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if not stats or "bytes_limit" not in stats:
-        return None
-    return stats["bytes_limit"] - stats.get("bytes_in_use", 0) - weight_bytes
+    return Settings(
+        model, backend, dtype, kv_dtype, max_num_seqs, max_num_batched_tokens, buckets, block_size,
+        *_max_model_len(config, model),
+    )  # fmt: skip
 
 
 def _resolve_backend(name: str, platform: str) -> str:
@@ -102,8 +88,17 @@ def _resolve_backend(name: str, platform: str) -> str:
         raise ConfigError(f"kernels.attention_backend: {error}") from error
 
 
-def _given_or(value: int | None, default: int, platform: str) -> tuple[int, str]:
-    return (value, "as configured") if value is not None else (default, f"default on {platform}")
+def _limits(config: Config, platform: str, reporter: Reporter) -> tuple[int, int]:
+    """max_num_seqs and max_num_batched_tokens."""
+    asked = config.scheduler.max_num_seqs, config.scheduler.max_num_batched_tokens
+    defaults = _CPU_LIMITS if platform == "cpu" else _ACCELERATOR_LIMITS
+    for name, value, default in zip(("max_num_seqs", "max_num_batched_tokens"), asked, defaults, strict=True):
+        if value is None:
+            reporter.info(name, default, f"default on {platform}")
+        else:
+            reporter.info(name, value, "as configured")
+    seqs, tokens = (default if value is None else value for value, default in zip(asked, defaults, strict=True))
+    return seqs, tokens
 
 
 def _max_model_len(config: Config, model: ModelConfig) -> tuple[int, str]:

@@ -1,6 +1,4 @@
-"""How large the KV pool is, and the pool itself."""
-
-from dataclasses import dataclass
+"""The KV pools: their layouts, what a block of them costs, and the arrays."""
 
 import jax
 import jax.numpy as jnp
@@ -8,59 +6,8 @@ import numpy as np
 from jax import Array, lax
 from xlaserve_kernels.paged_attention import NULL_BLOCK, KVLayout, KVPool, make_layout
 
-from xlaserve.config import CacheSection
-from xlaserve.errors import ConfigError
 from xlaserve.models.kv_spec import KVSpec, group_of_layer
 from xlaserve.runner.packing import Packing
-
-HOST_DEFAULT_BYTES = 2**30  # on CPU the pool is the machine's own memory, which others want too
-DEVICE_SHARE = 0.8  # of what the weights leave free; the rest is for activations
-
-
-@dataclass(frozen=True)
-class PoolSize:
-    num_blocks: int  # of each layer group, the null block included
-    reason: str
-
-    def tokens(self, block_size: int) -> int:
-        """What one request can hold at most."""
-        return (self.num_blocks - 1) * block_size
-
-
-def size_pool(
-    section: CacheSection,
-    bytes_per_block: int,
-    *,
-    max_num_seqs: int,
-    max_model_len: int,
-    free_memory: int | None,
-) -> PoolSize:
-    """Blocks for the pool; more than max_num_seqs requests of max_model_len can never be used.
-
-    bytes_per_block: in all layers together.
-    free_memory: bytes that the weights leave free on the device; None where it uses the machine's own memory.
-    Raises ConfigError when not even one block fits.
-    """
-    if section.num_blocks is not None:
-        return PoolSize(section.num_blocks, "cache.num_blocks")
-    budget, reason = _budget(section, free_memory)
-    fitting = budget // bytes_per_block
-    useful = 1 + max_num_seqs * -(-max_model_len // section.block_size)
-    if fitting < 2:
-        raise ConfigError(
-            f"cache.memory: {budget} bytes hold no block of {section.block_size} tokens ({bytes_per_block} bytes)"
-        )
-    if useful <= fitting:
-        return PoolSize(useful, "all that max_num_seqs requests of max_model_len can use")
-    return PoolSize(fitting, reason)
-
-
-def _budget(section: CacheSection, free_memory: int | None) -> tuple[int, str]:
-    if section.memory is not None:
-        return section.memory, "cache.memory"
-    if free_memory is None:
-        return HOST_DEFAULT_BYTES, f"{HOST_DEFAULT_BYTES // 2**20} MiB by default in host memory"
-    return int(free_memory * DEVICE_SHARE), f"{DEVICE_SHARE:.0%} of the device's free memory"
 
 
 def copy_packing(num_groups: int, num_rows: int) -> Packing:
@@ -108,23 +55,20 @@ def make_layouts(specs: tuple[KVSpec, ...], backend: str, block_size: int, dtype
     )
 
 
-def block_bytes(specs: tuple[KVSpec, ...], layouts: tuple[KVLayout, ...]) -> int:
-    """Of one block in all layers, with what a layout adds: padding, scales."""
-    return sum(
-        len(spec.layers) * sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(layout.pool_spec(1)))
-        for spec, layout in zip(specs, layouts, strict=True)
-    )
+def block_bytes(spec: KVSpec, layout: KVLayout) -> int:
+    """Of one block in all layers of a group, with what the layout adds: padding, scales."""
+    return len(spec.layers) * sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(layout.pool_spec(1)))
 
 
 def make_pools(
     specs: tuple[KVSpec, ...],
     layouts: tuple[KVLayout, ...],
-    num_blocks: int,
+    num_blocks: tuple[int, ...],
     sharding: jax.sharding.Sharding,
 ) -> tuple[KVPool, ...]:
-    """One zeroed pool per layer, in layer order."""
-    layout_of = {layer: layouts[group] for group, spec in enumerate(specs) for layer in spec.layers}
+    """One zeroed pool per layer, in layer order. `layouts`, `num_blocks`: per layer group."""
+    pool_specs = [layout.pool_spec(n) for layout, n in zip(layouts, num_blocks, strict=True)]
     return tuple(
-        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=sharding), layout_of[layer].pool_spec(num_blocks))
-        for layer in sorted(layout_of)
+        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=sharding), pool_specs[group])
+        for _, group in sorted(group_of_layer(specs).items())
     )

@@ -3,7 +3,6 @@
 Donated arrays are rebound on the line that donates them. It knows nothing of requests, text or scheduling.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from xlaserve.runner.commands import Body, Command, CopyBlocks, ResetRow, Sample
 from xlaserve.runner.compilations import LOG
 from xlaserve.runner.heads.sample import SampleOutput, pack_sample, sample_packing
 from xlaserve.runner.kv_cache import pack_copies
-from xlaserve.runner.programs import ProgramShapes, compile_programs
+from xlaserve.runner.programs import Programs, ProgramShapes
 from xlaserve.runner.row_state import RowState, pack_reset
 from xlaserve.sampling_params import MAX_LOGPROBS
 
@@ -63,14 +62,14 @@ class ModelRunner:
         params: Any,
         shapes: ProgramShapes,
         sharding: jax.sharding.Sharding,
-        on_progress: Callable[[str, int, int], None],
+        programs: Programs,
     ):
-        """Compiles all programs; on_progress(name, done, total) follows them."""
+        """programs: compiled for just these shapes and for such weights."""
         self._params = params
         self._head_weight = head_weight(params)
         self._shapes = shapes
         self._sharding = sharding
-        self.programs = compile_programs(shapes, params, self._head_weight, sharding, on_progress)
+        self.programs = programs
         with LOG.expect("start-up"):
             self.rebuild()
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.stages import Compiled
+from jax.stages import Compiled, Lowered
 from xlaserve_kernels.paged_attention import KVLayout, KVPool
 
 from xlaserve.models.config import ModelConfig
@@ -27,6 +27,7 @@ from xlaserve.runner.row_state import RowState, initial_row_state, reset_packing
 # XLA joins products of the same input by copying their weights side by side first, in every step: of Llama-3.1-8B's
 # those of q, k and v, 1.6 GB, and with tensor parallelism those of gate and up too.
 COMPILER_OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}  # by platform
+Key = tuple[str, Any]  # kind of program, and its size
 MAX_THREADS = 4  # that compile or load programs; more than there are cores take turns, a sixth slower
 
 
@@ -39,7 +40,7 @@ class ProgramShapes:
     max_num_seqs: int  # R
     table_width: int  # W, blocks
     block_size: int
-    num_blocks: int
+    num_blocks: tuple[int, ...]  # per layer group, the null block included
     backend: str
     dtype: np.dtype
     kv_dtype: np.dtype
@@ -81,6 +82,12 @@ class Programs:
     reset_row: Compiled
     copy_blocks: Compiled
 
+    def __iter__(self) -> Iterator[Compiled]:
+        yield from self.bodies.values()
+        yield from self.samples.values()
+        yield self.reset_row
+        yield self.copy_blocks
+
     def __len__(self) -> int:
         return len(self.bodies) + len(self.samples) + 2
 
@@ -96,27 +103,34 @@ def compile_programs(
 
     on_progress(name, done, total) is called as each is finished. Raises what the first failing compilation raises.
     """
-    bodies, samples, others = {}, {}, {}
-    jobs = list(_lowerings(shapes, params, head_weight, sharding))
+    jobs = dict(lowerings(shapes, params, head_weight, sharding))
+    compiled = compile_all(jobs, sharding, on_progress)
+    bodies = {key: program for (kind, key), program in compiled.items() if kind == "body"}
+    samples = {key: program for (kind, key), program in compiled.items() if kind == "sample"}
+    reset_row, copy_blocks = (compiled[kind, shapes.max_num_seqs] for kind in ("reset_row", "copy_blocks"))
+    return Programs(bodies, samples, reset_row, copy_blocks)
+
+
+def compile_all(
+    jobs: dict[Key, Callable[[], Lowered]],
+    sharding: jax.sharding.Sharding,
+    on_progress: Callable[[str, int, int], None],
+) -> dict[Key, Compiled]:
+    """Compiles what `jobs` lower, in their order, several at a time; `on_progress` as in compile_programs."""
+    programs = {}
     options = COMPILER_OPTIONS.get(next(iter(sharding.device_set)).platform)
     with LOG.expect("start-up"), ThreadPoolExecutor(max_workers=min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        futures = {pool.submit(lambda lower=lower: lower().compile(options)): key for key, lower in jobs}
+        futures = {pool.submit(lambda lower=lower: lower().compile(options)): key for key, lower in jobs.items()}
         for done, future in enumerate(as_completed(futures), start=1):
             kind, key = futures[future]
-            compiled = future.result()
-            if kind == "body":
-                bodies[key] = compiled
-            elif kind == "sample":
-                samples[key] = compiled
-            else:
-                others[kind] = compiled
+            programs[kind, key] = future.result()
             on_progress(f"{kind} {key}", done, len(jobs))
-    return Programs(bodies, samples, **others)
+    return programs
 
 
-def _lowerings(
+def lowerings(
     shapes: ProgramShapes, params: Any, head_weight: Any, sharding: jax.sharding.Sharding
-) -> Iterator[tuple[tuple[str, Any], Callable]]:
+) -> Iterator[tuple[Key, Callable[[], Lowered]]]:
     """((kind, key), a function that traces and lowers the program), the slowest first."""
     config = shapes.config
     kv_caches, rows = _abstract(jax.eval_shape(lambda: shapes.state(sharding)), sharding)

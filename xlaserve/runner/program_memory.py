@@ -1,0 +1,60 @@
+"""What programs need of a device's memory beside the weights and the KV pools, by the compiler's own account."""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.stages import Compiled
+
+from xlaserve.runner.programs import ProgramShapes, compile_all, lowerings
+from xlaserve.runner.row_state import initial_row_state
+
+OUTPUTS_AT_ONCE = 4  # a body's and a head's, of the two steps that may be under way
+
+
+@dataclass(frozen=True)
+class ProgramMemory:
+    """Bytes."""
+
+    temporaries: int  # of the program that needs most: they run one after another
+    code: int  # of all programs
+    outputs: int  # of the program that returns most, donated arrays not counted
+    state: int  # of the rows
+
+    @property
+    def num_bytes(self) -> int:
+        return self.temporaries + self.code + OUTPUTS_AT_ONCE * self.outputs + self.state
+
+
+def program_memory(shapes: ProgramShapes, programs: Iterable[Compiled]) -> ProgramMemory:
+    """Of all `programs` together."""
+    found: list[Any] = [program.memory_analysis() for program in programs]
+    sizes = shapes.max_num_seqs, len(shapes.layouts), shapes.table_width
+    return ProgramMemory(
+        temporaries=max(memory.temp_size_in_bytes for memory in found),
+        code=sum(memory.generated_code_size_in_bytes for memory in found),
+        outputs=max(memory.output_size_in_bytes - memory.alias_size_in_bytes for memory in found),
+        state=tree_bytes(jax.eval_shape(lambda: initial_row_state(*sizes))),
+    )
+
+
+def probe_memory(
+    shapes: ProgramShapes, params: Any, head_weight: Any, sharding: jax.sharding.Sharding
+) -> ProgramMemory:
+    """What `program_memory` will say of the final programs, which differ from `shapes` in the pools' sizes only.
+
+    Compiles the largest body and the largest heads; nothing is allocated. The others' code is taken to be as large.
+    """
+    bodies, heads = shapes.buckets.tokens, shapes.buckets.outputs
+    jobs = dict(lowerings(shapes, params, head_weight, sharding))
+    largest = [("body", bodies[-1]), *(("sample", (heads[-1], greedy)) for greedy in (False, True))]
+    programs = compile_all({key: jobs[key] for key in largest}, sharding, lambda *_: None)
+    memory = program_memory(shapes, programs.values())
+    return dataclasses.replace(memory, code=memory.code * max(len(bodies), len(heads)))
+
+
+def tree_bytes(tree: Any) -> int:
+    """Of arrays, or of their ShapeDtypeStructs."""
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
