@@ -35,6 +35,8 @@ class Done:
 class FreeRunner:
     """A device on which every step is done at once and every token is 1."""
 
+    num_padding_tokens = 0
+
     def execute(self, command: Command) -> Done | None:
         if not isinstance(command, Sample):
             return None

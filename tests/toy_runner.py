@@ -102,6 +102,7 @@ class ToyRunner:
         windows: Sequence[int | None] = (),
     ):
         self.num_blocks = list(num_blocks)
+        self.num_padding_tokens = 0
         self.windows = list(windows) or [None] * len(self.num_blocks)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs

@@ -26,7 +26,7 @@ class Setup:
 
     def __init__(self, max_requests: int = 100, **options):
         self.engine, self.runner = make_engine(**options)
-        self.metrics = EngineMetrics("toy", self.engine.scheduler, compiled=dict, cache_hits=int)
+        self.metrics = EngineMetrics("toy", self.engine, compiled=dict, cache_hits=int)
         self.loop = EngineLoop(self.engine, self.metrics, max_requests=max_requests)
         self.blocks_at_start = self.free_blocks()
 

@@ -31,7 +31,7 @@ class Scraped:
 @pytest.fixture
 def setup():
     engine, runner = make_engine([1 + 20], step_seconds=0.001)
-    metrics = EngineMetrics("toy", engine.scheduler, compiled=lambda: {"start-up": 7}, cache_hits=lambda: 3)
+    metrics = EngineMetrics("toy", engine, compiled=lambda: {"start-up": 7}, cache_hits=lambda: 3)
     loop = EngineLoop(engine, metrics, max_requests=100)
     yield metrics, loop, runner
     runner.released.set()
@@ -53,6 +53,14 @@ def test_all_series_are_there_before_the_first_request(setup):
     metrics, _, _ = setup
     scraped = Scraped(metrics)
     expected = {
+        *(
+            "kv_blocks_used",
+            "kv_blocks_cached",
+            "kv_blocks_shared",
+            "kv_internal_waste",
+            "num_forks_total",
+        ),
+        *("prefix_cache_queries_total", "prefix_cache_hits_total", "padding_tokens_total"),
         *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
         *("prompt_tokens_total", "generation_tokens_total", "iteration_tokens_total_count"),
         *("time_to_first_token_seconds_count", "inter_token_latency_seconds_count"),
@@ -108,3 +116,31 @@ def test_usage_is_a_share_while_requests_run(setup):
     assert scraped["num_requests_running"] == 1
     runner.released.set()
     wait_for_end(stream)
+
+
+def test_queue_by_class_and_what_the_pool_holds():
+    engine, _ = make_engine([1 + 20])
+    metrics = EngineMetrics("toy", engine, compiled=dict, cache_hits=int)
+    for number in range(7):  # of which some wait for blocks
+        request = make_request(str(number), 9, 20)
+        request.tenant, request.priority = "a" if number > 3 else "", number % 2
+        engine.add_request(request)
+    for _ in range(3):
+        engine.step()
+    metrics.observe_step(0)
+    waiting = len(engine.scheduler.waiting)
+    assert waiting > 2
+    scraped = Scraped(metrics)
+    assert scraped["queue_requests", "0a"] + scraped["queue_requests", "1a"] == waiting
+    assert 0 < scraped["queue_oldest_seconds", "0a"] < 60
+    tables = [(len(request.block_tables[0]), request.num_computed_tokens) for request in engine.scheduler.running]
+    used = 20 - engine.scheduler.block_manager.num_free(0)
+    assert scraped["kv_blocks_used"] == used
+    assert scraped["kv_internal_waste"] == pytest.approx(sum(n * 4 - tokens for n, tokens in tables) / (used * 4))
+    while engine.has_work:
+        engine.step()
+    scraped = Scraped(metrics)
+    assert ("queue_requests", "0a") not in scraped.values
+    assert (scraped["queue_requests", "0"], scraped["kv_internal_waste"], scraped["kv_cache_usage_perc"]) == (0, 0, 0)
+    assert scraped["kv_blocks"] == 20
+    assert scraped["kv_blocks_cached"] > 0

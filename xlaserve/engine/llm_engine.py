@@ -46,6 +46,10 @@ class LLMEngine:
         self._deadlines = Deadlines()
 
     @property
+    def num_padding_tokens(self) -> int:
+        return self._runner.num_padding_tokens
+
+    @property
     def has_work(self) -> bool:
         return bool(self._in_flight) or self.scheduler.has_requests
 

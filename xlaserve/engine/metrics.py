@@ -3,6 +3,7 @@
 Every series is there from the start, at 0. What the scheduler and the compilation log know anyway is read when scraped.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import get_args
 
@@ -13,7 +14,8 @@ from prometheus_client.registry import Collector
 from xlaserve.core.block_manager import BlockManager
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
-from xlaserve.core.scheduler import Scheduler
+from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.engine.occupancy import NOTHING, SECONDS, Occupancy, take_occupancy
 
 PREFIX = "xlaserve:"
 _COMPILATION_REASONS = ("start-up", "unexpected")  # always shown; others once they occur
@@ -34,14 +36,17 @@ class EngineMetrics:
     def __init__(
         self,
         model_name: str,
-        scheduler: Scheduler,
+        engine: LLMEngine,
         *,
         compiled: Callable[[], Mapping[str, int]],
         cache_hits: Callable[[], int],
     ):
         self.registry = CollectorRegistry()
         labels = {"model_name": model_name}
-        self.registry.register(_ReadWhenScraped(labels, scheduler, compiled, cache_hits))
+        self._scheduler = engine.scheduler
+        self._occupancy = NOTHING
+        self._occupancy_time = -SECONDS
+        self.registry.register(_ReadWhenScraped(labels, engine, lambda: self._occupancy, compiled, cache_hits))
 
         def counter(name: str, text: str) -> Counter:
             return Counter(PREFIX + name, text, tuple(labels), registry=self.registry).labels(**labels)
@@ -76,6 +81,8 @@ class EngineMetrics:
         """num_tokens: 0 when the step launched nothing, which is not counted."""
         if num_tokens:
             self._iteration_tokens.observe(num_tokens)
+        if (now := time.monotonic()) - self._occupancy_time >= SECONDS:
+            self._occupancy, self._occupancy_time = take_occupancy(self._scheduler), now
 
     def observe_first_token(self, request: Request, now: float) -> None:
         assert request.first_scheduled_time is not None
@@ -110,21 +117,28 @@ class _ReadWhenScraped(Collector):
     def __init__(
         self,
         labels: Mapping[str, str],
-        scheduler: Scheduler,
+        engine: LLMEngine,
+        occupancy: Callable[[], Occupancy],
         compiled: Callable[[], Mapping[str, int]],
         cache_hits: Callable[[], int],
     ):
         self._labels = labels
-        self._scheduler = scheduler
+        self._engine = engine
+        self._occupancy = occupancy
         self._compiled = compiled
         self._cache_hits = cache_hits
 
     def collect(self) -> Iterable[Metric]:
-        scheduler = self._scheduler
+        scheduler = self._engine.scheduler
         yield self._gauge("num_requests_running", "Requests that have a row", len(scheduler.running))
         yield self._gauge("num_requests_waiting", "Requests that wait for one", len(scheduler.waiting))
         yield self._gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1", scheduler.block_manager.usage())
         yield from self._blocks(scheduler.block_manager)
+        occupancy = self._occupancy() if scheduler.has_requests else NOTHING
+        yield self._gauge("kv_internal_waste", "Part of the used blocks without a token", occupancy.internal_waste)
+        yield from self._queue(occupancy if len(scheduler.waiting) else NOTHING)
+        padding = self._engine.num_padding_tokens
+        yield self._counter("padding_tokens", "Tokens computed for no request, to fill a program's size", padding)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked for in blocks", scheduler.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found there", scheduler.prefix_hits)
         yield self._counter("num_preemptions", "Requests that lost their blocks", scheduler.num_preemptions)
@@ -147,6 +161,19 @@ class _ReadWhenScraped(Collector):
         yield self._gauge("kv_blocks_cached", "KV blocks of known contents, in use or free", cached)
         shared = sum(pool.num_shared for pool in manager.pools)
         yield self._gauge("kv_blocks_shared", "KV blocks spared by sharing", shared)
+
+    def _queue(self, occupancy: Occupancy) -> Iterable[Metric]:
+        """By tenant and priority."""
+        labels = (*self._labels, "tenant", "priority")
+        depth = GaugeMetricFamily(f"{PREFIX}queue_requests", "Requests that wait, by class", labels=labels)
+        age = GaugeMetricFamily(f"{PREFIX}queue_oldest_seconds", "How long the oldest of them waits", labels=labels)
+        now = time.monotonic()
+        for (tenant, priority), (count, oldest) in (occupancy.waiting or {("", 0): (0, now)}).items():
+            values = (*self._labels.values(), tenant, str(priority))
+            depth.add_metric(values, count)
+            age.add_metric(values, now - oldest)
+        yield depth
+        yield age
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=tuple(self._labels))

@@ -55,7 +55,7 @@ class GenerationService:
     ):
         self.info = info
         self.tokenizer = tokenizer
-        self.metrics = EngineMetrics(info.name, engine.scheduler, compiled=compiled, cache_hits=cache_hits)
+        self.metrics = EngineMetrics(info.name, engine, compiled=compiled, cache_hits=cache_hits)
         self._scheduler = engine.scheduler
         self._loop = EngineLoop(
             engine,

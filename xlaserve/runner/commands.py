@@ -87,6 +87,8 @@ class StepFuture(Protocol):
 
 
 class Runner(Protocol):
+    num_padding_tokens: int  # computed so far for no request, as bodies take fixed numbers of tokens
+
     def execute(self, command: Command) -> StepFuture | None:
         """Launches a command without waiting for it. Only Sample returns a future."""
         ...

@@ -70,6 +70,7 @@ class ModelRunner:
         self._shapes = shapes
         self._sharding = sharding
         self.programs = programs
+        self.num_padding_tokens = 0
         with LOG.expect("start-up"):
             self.rebuild()
 
@@ -106,6 +107,7 @@ class ModelRunner:
     def _body(self, command: Body) -> None:
         num_tokens = sum(row.num_tokens for row in command.rows)
         bucket = self.buckets.tokens_for(max(num_tokens, command.num_samples))
+        self.num_padding_tokens += bucket - num_tokens
         packed = pack_body(self._shapes.body(bucket), command)
         state = self._state
         self._hidden, self._kv_caches, tables = self.programs.bodies[bucket](

@@ -54,7 +54,8 @@ class Measures:
 
     def passing(self, now: float, seconds: float, scheduler: Scheduler) -> None:
         """For `seconds` from `now` on things stay as they are."""
-        usage, waste = _usage_and_waste(scheduler.block_manager, scheduler.running)
+        usage = _usage(scheduler.block_manager)
+        waste = scheduler.block_manager.internal_waste(scheduler.running)
         num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
         self.usage.add(usage, seconds)
         self.num_running.add(num_running, seconds)
@@ -100,15 +101,7 @@ class Measures:
         self.num_prompt_tokens += request.num_prompt_tokens
 
 
-def _usage_and_waste(blocks: BlockManager, running: Iterable[Request]) -> tuple[float, float]:
-    """(share of the blocks in use, share of their slots that hold no token), from the requests' own block tables.
-
-    A token counts once its step is launched. Empty slots are those at the end of each table.
-    """
-    num_used = sum(group.num_blocks - 1 - blocks.num_free(index) for index, group in enumerate(blocks.groups))
-    if not num_used:
-        return 0.0, 0.0
-    num_columns = sum([len(table) for request in running for table in request.block_tables])
-    num_tokens = sum([request.num_computed_tokens for request in running]) * len(blocks.groups)
-    num_empty = num_columns * blocks.block_size - num_tokens
-    return num_used / sum(group.num_blocks - 1 for group in blocks.groups), num_empty / (num_used * blocks.block_size)
+def _usage(blocks: BlockManager) -> float:
+    """Share of the blocks in use, over all groups."""
+    free = sum(pool.num_free for pool in blocks.pools)
+    return 1 - free / sum(pool.num_blocks - 1 for pool in blocks.pools)

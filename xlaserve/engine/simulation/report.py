@@ -36,7 +36,7 @@ def make_report(simulator: Simulator) -> dict[str, Any]:
         "concurrency": _concurrency(simulator),
         "steps": {
             "count": runner.commands["Body"],
-            "padding_waste": _ratio(runner.num_padded_tokens - runner.num_tokens, runner.num_padded_tokens),
+            "padding_waste": _ratio(runner.num_padding_tokens, runner.num_padding_tokens + runner.num_tokens),
             "commands": dict(runner.commands),
         },
         "tenants": _tenants(simulator),

@@ -53,7 +53,7 @@ class SimulatedRunner:
     def __init__(self, costs: CostModel, buckets: Buckets, clock: VirtualClock):
         self.commands: Counter[str] = Counter()
         self.num_tokens = 0
-        self.num_padded_tokens = 0
+        self.num_padding_tokens = 0
         self._costs = costs
         self._buckets = buckets
         self._clock = clock
@@ -73,9 +73,9 @@ class SimulatedRunner:
     def _compute(self, body: Body) -> None:
         num_tokens = sum([row.num_tokens for row in body.rows])
         context_tokens = sum([row.start for row in body.rows]) + num_tokens
-        padded_tokens = self._buckets.tokens_for(num_tokens)
+        padded_tokens = self._buckets.tokens_for(max(num_tokens, body.num_samples))
         self.num_tokens += num_tokens
-        self.num_padded_tokens += padded_tokens
+        self.num_padding_tokens += padded_tokens - num_tokens
         self._free_at = max(self._free_at, self._clock.now) + self._costs.seconds(padded_tokens, context_tokens)
 
 

@@ -1,0 +1,33 @@
+"""What only a walk over all requests tells: taken by the engine's thread, now and then, for whoever asks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from xlaserve.core.request import Request
+from xlaserve.core.scheduler import Scheduler
+
+SECONDS = 1.0  # between two walks: ten thousand waiting requests take some milliseconds
+
+QueueClass = tuple[str, int]  # (tenant, priority)
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    waiting: Mapping[QueueClass, tuple[int, float]]  # how many wait, and the arrival time of the oldest
+    internal_waste: float  # see BlockManager
+
+
+NOTHING = Occupancy({}, 0.0)
+
+
+def take_occupancy(scheduler: Scheduler) -> Occupancy:
+    waiting: dict[QueueClass, tuple[int, float]] = {}
+    for request in scheduler.waiting:
+        name = _class(request)
+        count, oldest = waiting.get(name, (0, request.arrival_time))
+        waiting[name] = count + 1, min(oldest, request.arrival_time)
+    return Occupancy(waiting, scheduler.block_manager.internal_waste(scheduler.running))
+
+
+def _class(request: Request) -> QueueClass:
+    return request.tenant, request.priority
