@@ -35,6 +35,10 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 
+    def is_known(self, block: int) -> bool:
+        """Whether the block is found by its contents, in use or free."""
+        return self._contents[block] is not None
+
     def take(self) -> int:
         """A free block, for one reference; what it held is forgotten. There must be one."""
         if self._unknown:
