@@ -11,6 +11,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -49,7 +50,7 @@ WINDOWED = {  # a small Gemma 3: two layers of three see 64 tokens only
 WINDOWED_PROMPT, WINDOWED_ANSWER = 256, 700  # tokens
 
 
-def answer(num_tokens: int, **params) -> SamplingParams:
+def answer(num_tokens: int, **params: Any) -> SamplingParams:
     return SamplingParams(max_tokens=num_tokens, ignore_eos=True, **{"temperature": 0} | params)
 
 
