@@ -9,16 +9,17 @@ answers have given lengths: every run draws the same, whatever the machine.
 import argparse
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmarks.memory_drawing import add_key, colours, draw_map, draw_tables, draw_usage, mark_events, save
 from benchmarks.memory_recorder import Arrival, Moment, record
-from xlaserve.engine.llm import DEFAULT_CACHE_DIR, LLM
+from xlaserve.engine.llm import LLM
+from xlaserve.engine.service import GenerationService
 from xlaserve.sampling_params import SamplingParams
 
 SYSTEM = (
@@ -49,60 +50,45 @@ WINDOWED = {  # a small Gemma 3: two layers of three see 64 tokens only
 }  # fmt: skip
 WINDOWED_PROMPT, WINDOWED_ANSWER = 256, 700  # tokens
 
-
-def answer(num_tokens: int, **params: Any) -> SamplingParams:
-    return SamplingParams(max_tokens=num_tokens, ignore_eos=True, **{"temperature": 0} | params)
-
-
-def start(model: str, num_blocks: int, cache_dir: Path, **scheduler: int) -> LLM:
-    limits = {"max_num_seqs": 8, "max_num_batched_tokens": 32} | scheduler
-    settings = [f"cache.num_blocks={num_blocks}", "cache.block_size=16"]
-    return LLM(model, overrides=settings + [f"scheduler.{k}={v}" for k, v in limits.items()], cache_dir=cache_dir)
+SHARING_BLOCKS, PREEMPTION_BLOCKS, WINDOWED_BLOCKS = 25, 17, 65  # the null block included
+STEP_TOKENS = 32
 
 
-def sharing(model: str, cache_dir: Path) -> list[Moment]:
+def answer(num_tokens: int) -> SamplingParams:
+    return SamplingParams(max_tokens=num_tokens, ignore_eos=True, temperature=0.0)
+
+
+def sharing(service: GenerationService) -> list[Moment]:
     """Four requests behind one system prompt, of which the last has four answers."""
-    with start(model, 25, cache_dir) as llm:
-        system = llm.tokenizer.encode(SYSTEM)[:SYSTEM_TOKENS]
+    encode = service.tokenizer.encode
+    system = encode(SYSTEM)[:SYSTEM_TOKENS]
 
-        def ask(step: int, name: str, params: SamplingParams) -> Arrival:
-            question = llm.tokenizer.encode(QUESTIONS[name])[:QUESTION_TOKENS]
-            return Arrival(step, name, system + question, params)
+    def ask(step: int, name: str, params: SamplingParams) -> Arrival:
+        return Arrival(step, name, system + encode(QUESTIONS[name])[:QUESTION_TOKENS], params)
 
-        return record(
-            llm,
-            [
-                ask(0, "A", answer(40)),
-                ask(24, "B", answer(46)),
-                ask(46, "C", answer(60)),
-                ask(76, "D", answer(44, n=4, temperature=1.0, seed=0)),
-            ],
-        )
+    four = replace(answer(44), n=4, temperature=1.0, seed=0)
+    arrivals = [ask(0, "A", answer(40)), ask(24, "B", answer(46)), ask(46, "C", answer(60)), ask(76, "D", four)]
+    return record(service, arrivals)
 
 
-def preemption(model: str, cache_dir: Path) -> list[Moment]:
+def preemption(service: GenerationService) -> list[Moment]:
     """Three requests that do not fit together."""
-    with start(model, 17, cache_dir) as llm:
-        tokens = llm.tokenizer.encode(OTHER)
-        prompts = [[token, *tokens[:20]] for token in tokens[1:4]]  # no two begin alike
-        return record(
-            llm,
-            [
-                Arrival(10 * i, name, prompt, answer(76))
-                for i, (name, prompt) in enumerate(zip("ABC", prompts, strict=True))
-            ],
-        )
+    tokens = service.tokenizer.encode(OTHER)
+    prompts = [[token, *tokens[:20]] for token in tokens[1:4]]  # no two begin alike
+    return record(service, [Arrival(10 * i, name, prompts[i], answer(76)) for i, name in enumerate("ABC")])
 
 
-def windows(cache_dir: Path) -> list[Moment]:
+def windows(service: GenerationService) -> list[Moment]:
     """One long request, on layers with and without a window."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "config.json"
-        file.write_text(json.dumps(WINDOWED))
-        with start(f"random:{file}", 65, cache_dir, max_num_seqs=1) as llm:
-            return record(
-                llm, [Arrival(0, "A", [7 + i % 200 for i in range(WINDOWED_PROMPT)], answer(WINDOWED_ANSWER))]
-            )
+    prompt = [7 + i % 200 for i in range(WINDOWED_PROMPT)]
+    return record(service, [Arrival(0, "A", prompt, answer(WINDOWED_ANSWER))])
+
+
+def run(scene: Callable[[GenerationService], list[Moment]], model: str, num_blocks: int, rows: int = 8) -> list[Moment]:
+    settings = [f"cache.num_blocks={num_blocks}", "cache.block_size=16"]
+    limits = [f"scheduler.max_num_seqs={rows}", f"scheduler.max_num_batched_tokens={STEP_TOKENS}"]
+    with LLM(model, overrides=settings + limits) as llm:
+        return scene(llm.service)
 
 
 def fork_grown_apart(moments: Sequence[Moment]) -> Moment:
@@ -148,8 +134,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs/images"))
     parser.add_argument("--model", default="demo")
     args = parser.parse_args()
-    model, cache_dir = args.model, DEFAULT_CACHE_DIR
-    draw_all(args.out, sharing(model, cache_dir), preemption(model, cache_dir), windows(cache_dir))
+    shared = run(sharing, args.model, SHARING_BLOCKS)
+    preempted = run(preemption, args.model, PREEMPTION_BLOCKS)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(WINDOWED))
+        windowed = run(windows, f"random:{file}", WINDOWED_BLOCKS, rows=1)
+    draw_all(args.out, shared, preempted, windowed)
 
 
 if __name__ == "__main__":

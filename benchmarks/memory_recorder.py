@@ -10,7 +10,7 @@ from unittest import mock
 from xlaserve.core.block_pool import NULL_BLOCK, BlockPool
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.core.step import SchedulerOutput
-from xlaserve.engine.llm import LLM
+from xlaserve.engine.service import GenerationService
 from xlaserve.sampling_params import SamplingParams
 
 Holders = tuple[str, ...]  # ids of requests
@@ -77,14 +77,14 @@ def _recording(after_step: Callable[[int], None]) -> Iterator[list[Moment]]:
         yield moments
 
 
-def record(llm: LLM, arrivals: Sequence[Arrival]) -> list[Moment]:
+def record(service: GenerationService, arrivals: Sequence[Arrival]) -> list[Moment]:
     """`arrivals` in the order of their steps, the first at 0."""
     to_come, generations = deque(arrivals), []
 
     def arrive(step: int) -> None:
         while to_come and to_come[0].step <= step:
             arrival = to_come.popleft()
-            generations.append(llm.service.submit(arrival.prompt_ids, arrival.params, arrival.request_id))
+            generations.append(service.submit(arrival.prompt_ids, arrival.params, arrival.request_id))
 
     with _recording(arrive) as moments:
         arrive(0)

@@ -1,4 +1,6 @@
-"""The pictures of docs/memory.md are drawn, and show what the page says of them; here of a random model."""
+"""The pictures of docs/memory.md are drawn, and show what the page says of them; here over a toy runner."""
+
+from collections.abc import Sequence
 
 import pytest
 
@@ -6,24 +8,43 @@ pytest.importorskip("matplotlib")
 
 from benchmarks import memory_pictures
 from benchmarks.memory_recorder import Arrival, record
-from tests import tiny_models
+from tests.toy_runner import make_engine
+from tests.toys import byte_tokenizer
+from xlaserve.engine.service import GenerationService, ModelInfo
 
-MODEL = f"random:{tiny_models.DATA / 'llama' / 'config.json'}"
+
+def run(scene, num_blocks: Sequence[int], windows: Sequence[int | None] = (None,)):
+    engine, runner = make_engine(
+        num_blocks,
+        windows=windows,
+        block_size=16,
+        max_num_seqs=8,
+        max_num_batched_tokens=memory_pictures.STEP_TOKENS,
+        vocab_size=256,
+    )
+    info = ModelInfo("toy", 1024, 256, engine.scheduler.block_manager.capacity, frozenset())
+    service = GenerationService(engine, byte_tokenizer(), info)
+    try:
+        moments = scene(service)
+    finally:
+        assert service.shutdown(timeout=0)
+    assert runner.violations == []
+    return moments
 
 
 @pytest.fixture(scope="module")
-def shared(cache_dir):
-    return memory_pictures.sharing(MODEL, cache_dir)
+def shared():
+    return run(memory_pictures.sharing, [memory_pictures.SHARING_BLOCKS])
 
 
 @pytest.fixture(scope="module")
-def preempted(cache_dir):
-    return memory_pictures.preemption(MODEL, cache_dir)
+def preempted():
+    return run(memory_pictures.preemption, [memory_pictures.PREEMPTION_BLOCKS])
 
 
 @pytest.fixture(scope="module")
-def windowed(cache_dir):
-    return memory_pictures.windows(cache_dir)
+def windowed():
+    return run(memory_pictures.windows, [memory_pictures.WINDOWED_BLOCKS, 11], windows=(None, 64))
 
 
 def beginnings(moments) -> list[tuple[str, int, int]]:
@@ -57,10 +78,13 @@ def test_pictures_are_small_files(shared, preempted, windowed, tmp_path):
     assert all(5_000 < size < 80_000 for size in sizes.values())
 
 
-def test_an_arrival_after_the_end_is_an_error(cache_dir):
+def test_an_arrival_after_the_end_is_an_error():
     late = [Arrival(step, name, [5, 6, 7], memory_pictures.answer(3)) for step, name in ((0, "A"), (50, "B"))]
-    with (
-        memory_pictures.start(MODEL, 17, cache_dir) as llm,
-        pytest.raises(ValueError, match="before step 50, when B was to arrive"),
-    ):
-        record(llm, late)
+    with pytest.raises(ValueError, match="before step 50, when B was to arrive"):
+        run(lambda service: record(service, late), [17])
+
+
+@pytest.mark.models
+def test_of_the_demo_model_too():
+    moments = memory_pictures.run(memory_pictures.preemption, "demo", memory_pictures.PREEMPTION_BLOCKS)
+    assert beginnings(moments) == [("A", 0, 21), ("B", 0, 21), ("C", 0, 21), ("C", 64, 71)]
