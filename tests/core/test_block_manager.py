@@ -91,11 +91,11 @@ def test_capacity_is_that_of_the_smallest_group_without_the_null_block():
     assert make_manager(9, 5, block_size=16).capacity == 64
 
 
-@pytest.mark.parametrize(("num_blocks", "endless"), [(1 + 4, True), (1 + 3, False)])
-def test_a_group_with_a_window_holds_any_length_if_it_holds_the_window_and_a_step(num_blocks, endless):
+@pytest.mark.parametrize(("num_blocks", "endless"), [(1 + 6, True), (1 + 5, False)])
+def test_a_group_with_a_window_holds_any_length_if_it_holds_the_window_and_two_steps(num_blocks, endless):
     manager = make_manager(100, num_blocks, windows=(None, 6), max_step_tokens=8)
-    # 5 tokens before a step's first and 8 of its own: 13, in 4 blocks of 4 if they begin in the last place of one
-    assert manager.capacity == (99 * 4 if endless else 3 * 4)
+    # 5 tokens before a step's first and 8 of each step: 21, in 6 blocks of 4 if they begin in the last place of one
+    assert manager.capacity == (99 * 4 if endless else 5 * 4)
 
 
 def test_integrity_check_finds_a_leak():

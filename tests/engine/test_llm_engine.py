@@ -350,6 +350,25 @@ def test_blocks_of_an_aborted_request_are_safe_to_reuse_at_once():
     check_idle(engine, runner)
 
 
+@BOTH_CLOCKS
+@pytest.mark.parametrize("window", [1, 4, 9])
+@pytest.mark.parametrize("num_blocks", range(2, 16))
+def test_any_request_that_the_pool_claims_to_hold_is_served_in_it(num_blocks, window, async_scheduling):
+    """Alone: whoever cannot run then never does. A window's blocks are back only after two steps have taken theirs."""
+    engine, runner = make_engine(
+        (40, num_blocks), windows=[None, window], max_num_batched_tokens=8, async_scheduling=async_scheduling
+    )
+    capacity = min(engine.scheduler.block_manager.capacity, 60)
+    request = make_request(range(capacity - 1), 1)
+    engine.add_request(request)
+    for _ in range(30):
+        if engine.has_work:
+            engine.step()
+    assert request.output_ids == expected_output(request)
+    assert request.num_preemptions == 0
+    check_idle(engine, runner)
+
+
 def test_next_step_is_launched_before_the_last_one_has_come_back():
     engine, runner = make_engine()
     runner.released.clear()

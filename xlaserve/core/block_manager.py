@@ -79,8 +79,9 @@ class BlockManager:
 
     def _most_at_once(self, sliding_window: int) -> int:
         """Blocks that a request of any length can hold in layers with a window: what a step's first token sees before
-        itself, and the step's tokens, wherever their block begins."""
-        tokens = sliding_window - 1 + self._max_step_tokens
+        itself, that step's tokens and the next one's, which is scheduled before the first has come back and let
+        anything go; wherever their block begins."""
+        tokens = sliding_window - 1 + 2 * self._max_step_tokens
         return (tokens + self.block_size - 2) // self.block_size + 1
 
     def num_free(self, group: int) -> int:
