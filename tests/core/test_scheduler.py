@@ -333,6 +333,21 @@ def test_forks_without_a_row_wait_in_front_and_find_the_prompt_computed():
     assert scheduler.num_forks == 1
 
 
+def test_no_more_forks_begin_than_a_step_can_serve():
+    scheduler = make_scheduler(rows=8, budget=3)
+    request = add(scheduler, prompt_len=2, max_tokens=5)
+    forks = [request.add_fork(name, index) for index, name in enumerate("bcdef", start=1)]
+    step(scheduler)
+    assert list(scheduler.running) == [request, *forks[:2]]
+    while not request.is_finished:
+        before = len(request.token_ids)
+        step(scheduler)
+        assert len(request.token_ids) == before + 1
+    while scheduler.has_requests:
+        step(scheduler)
+    assert {len(fork.output_ids) for fork in forks} == {5}
+
+
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("parent", [False, True])
 def test_abort_of_one_answer_leaves_the_others(begun, parent):

@@ -193,10 +193,14 @@ class Scheduler:
             request.num_in_flight += 1
 
     def _begin_forks(self, request: Request, output: SchedulerOutput) -> None:
-        """They begin with the request's blocks, and the hidden state of the first sample it has just been given."""
+        """They begin with the request's blocks, and the hidden state of the first sample it has just been given.
+
+        Only as many as have a row and a token of each step's budget: else the best would not be served in every step.
+        """
         position = request.num_tokens - 1
         forks, request.forks = request.forks, []
-        beginning = forks[: len(self._free_rows)]
+        room = min(len(self._free_rows), max(0, self.max_num_batched_tokens - len(self.running)))
+        beginning = forks[:room]
         for fork in beginning:
             self.num_forks += 1
             self.block_manager.fork(request, fork)
