@@ -20,6 +20,8 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from yaml.composer import ComposerError
+from yaml.constructor import ConstructorError
 
 from xlaserve.errors import ConfigError
 
@@ -157,6 +159,8 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
     if path:
         try:
             data = yaml.load(Path(path).read_text(encoding="utf-8"), _Loader)
+        except yaml.MarkedYAMLError as error:
+            raise ConfigError(f"cannot read the config file {path}: {_explain_yaml(error)}") from None
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise ConfigError(f"cannot read the config file {path}: {error}") from error
         data = {} if data is None else data
@@ -167,7 +171,7 @@ def load_config(path: Path | None = None, overrides: Sequence[str] = ()) -> Conf
     try:
         return Config.model_validate(data)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(where, e) for e in error.errors())) from error
+        raise ConfigError("\n".join(_explain(where, e) for e in error.errors())) from None  # it shows what it was given
 
 
 def _apply_override(data: dict, override: str) -> None:
@@ -190,20 +194,29 @@ def _apply_override(data: dict, override: str) -> None:
     data[last] = value
 
 
+def _explain_yaml(error: yaml.MarkedYAMLError) -> str:
+    """What is wrong and where; not the line itself, nor a word of it: it may hold an API key."""
+    problem = error.problem
+    if isinstance(error, ComposerError | ConstructorError):
+        problem = "an alias, anchor or tag that cannot be used"
+    mark = error.problem_mark or error.context_mark
+    return f"{problem}, line {mark.line + 1}, column {mark.column + 1}" if mark else str(problem)
+
+
 def _explain(where: str, error: Any) -> str:
     path = [str(part) for part in error["loc"]]
     key = ".".join(path)
     if error["type"] == "extra_forbidden":
         return f"{where}: unknown key {key!r}. {_suggest(path)}"
-    # Where keys do not go together, the message names them and what they are; API keys are never shown.
-    told = _is_secret(path) or (error["type"] == "value_error" and isinstance(error.get("input"), dict))
+    # A whole section may hold API keys, which are never shown; where keys do not go together, the message names them.
+    told = _is_secret(path) or isinstance(error.get("input"), dict | list)
     found = "" if told else f" is {str(error.get('input'))[:80]!r}"
     return f"{where}: {key}{found}: {error['msg'].removeprefix('Value error, ')}"
 
 
 def _is_secret(path: Sequence[str]) -> bool:
     """Whether the value there may hold an API key, which no message shows."""
-    return "api_keys" in path and path[-1] != "weight"
+    return "api_keys" in path and (path[-1] != "weight" or len(path) - path.index("api_keys") != 3)
 
 
 def _suggest(path: list[str]) -> str:

@@ -1,6 +1,7 @@
 """API keys: who is let in, what the others are told, and that no key is ever shown."""
 
 import hmac
+import traceback
 
 import pytest
 
@@ -108,3 +109,27 @@ def test_what_is_wrong_with_a_tenant_is_told_without_its_key(override, told):
         load_config(None, ["server.port=1", override])
     assert told in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "api_keys: {alice: {key: 'KEY}}",
+        "api_keys: {alice: {key: KEY, key: KEY}}",
+        "api_keys: {alice: {key: KEY: 3}}",
+        "api_keys: {alice: {key: @KEY}}",
+        "api_keys: {alice: {key: *KEY}}",
+        "api_keys: {alice: {key: !KEY x}}",
+        "api_keys: {alice: {key: KEY, weight: [}}",
+        "api_keys: {alice: {weight: {key: KEY}}}",
+        "api_keys: {weight: KEY}",
+        "[{api_keys: KEY}]",
+        "{host: {api_keys: KEY}}",
+    ],
+)
+def test_a_config_file_that_is_wrong_is_told_without_its_keys(tmp_path, text):
+    path = tmp_path / "config.yaml"
+    path.write_text(f"seed: 1\nserver:\n  {text}\n".replace("KEY", SECRET))
+    with pytest.raises(ConfigError, match=r"line [34]|server") as caught:
+        load_config(path)
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
