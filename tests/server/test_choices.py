@@ -1,5 +1,7 @@
 """Several answers to one prompt: whole, streamed, aborted; and what they share."""
 
+import tracemalloc
+
 import pytest
 
 from tests.server.test_answers import joined
@@ -58,6 +60,17 @@ def test_more_than_the_server_ever_takes_is_refused(make_live):
     answer = live.complete(n=5)
     assert (answer.status, answer.json["error"]["param"]) == (400, "n")
     assert live.complete(n=4).status == 200
+
+
+@pytest.mark.parametrize("n", [0, -1, 129, 2**31, 10**12, 10**30])
+def test_numbers_of_answers_out_of_range_are_refused_and_cost_no_memory(live, n):
+    tracemalloc.start()
+    try:
+        answer = live.complete(n=n)
+        assert (answer.status, answer.error["param"]) == (400, "n")
+        assert tracemalloc.get_traced_memory()[1] < 2**24
+    finally:
+        tracemalloc.stop()
 
 
 def test_salt_keeps_prompts_apart(make_live):

@@ -5,13 +5,11 @@ Two prefixes have one key only if they have the same tokens, adapter, weights an
 
 from array import array
 from collections.abc import Sequence
-from functools import lru_cache
 from hashlib import blake2b
 
 _BYTES = 16
 
 
-@lru_cache(maxsize=1024)
 def root_key(*, adapter: str, weights_version: int, cache_salt: str) -> bytes:
     """Of the empty prefix. Requests whose keys begin differently never share a block.
 

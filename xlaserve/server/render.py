@@ -2,6 +2,7 @@
 
 import time
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,7 +71,7 @@ class CompletionRenderer(_Renderer):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._common["object"] = "text_completion"
-        self._offsets = [0] * len(self._prompts) * self._n  # characters of each choice's logprob tokens so far
+        self._offsets: Counter[int] = Counter()  # characters of each choice's logprob tokens so far
 
     def whole(self, outputs: "list[Completion]") -> Reply:
         choices = [
