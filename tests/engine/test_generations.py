@@ -33,7 +33,7 @@ def test_each_output_wakes_the_reader(service, monkeypatch, count):
 @pytest.mark.parametrize("count", [1, 3])
 def test_the_check_is_made_while_nothing_is_generated(service, monkeypatch, count):
     monkeypatch.setattr(generations, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(type(service), "submit", lambda *_args, **_kwargs: _Silent())
+    monkeypatch.setattr(type(service), "submit_all", lambda *_args, **_kwargs: [_Silent()] * count)
     looks = iter([None, None, RuntimeError("gone")])
 
     def check() -> None:

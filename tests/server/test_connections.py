@@ -127,10 +127,12 @@ def test_an_engine_that_hangs_is_not_healthy_and_nobody_waits_for_it(make_live, 
 def test_a_full_queue_is_a_429(make_live):
     server = make_live(max_waiting=0)
     server.runner.released.clear()
-    answer = server.complete(prompt=["a"] * 20)
-    assert (answer.status, answer.error["code"]) == (429, "queue_full")
-    assert answer.headers["Retry-After"] == "1"
-    server.runner.released.set()
+    with server.open("/v1/completions", {"model": "toy", "prompt": ["a"] * 5}):
+        assert wait_until(lambda: server.service.stats()["running"] == 5)
+        answer = server.complete(prompt=["a"] * 4)
+        assert (answer.status, answer.error["code"]) == (429, "queue_full")
+        assert answer.headers["Retry-After"] == "1"
+        server.runner.released.set()
     assert wait_until(lambda: server.complete().status == 200)
 
 
@@ -146,6 +148,22 @@ def test_prompts_that_wait_are_counted_in_tokens(make_live):
             assert "30 tokens are waiting" in answer.error["message"]
         server.runner.released.set()
     assert wait_until(lambda: server.complete().status == 200)
+
+
+def test_prompts_that_come_together_do_not_keep_each_other_out(make_live):
+    server = make_live(max_waiting_tokens=10, max_waiting=2)
+    for _ in range(5):
+        assert server.complete(prompt=["six..."] * 4).status == 200
+    assert wait_until(lambda: server.service.stats()["running"] == 0)
+
+
+def test_more_prompts_than_the_server_ever_takes_are_refused(make_live):
+    """Not with a 429: to try again would not help."""
+    server = make_live(max_waiting=2)
+    for fields in ({"prompt": ["a"] * 11}, {"prompt": ["a"] * 100, "n": 128}, {"prompt": ["a", "b"], "n": 6}):
+        answer = server.complete(**fields)
+        assert (answer.status, answer.error["param"]) == (400, "prompt")
+    assert server.complete(prompt=["a"] * 10).status == 200
 
 
 def test_metrics_count_what_was_served(make_live):

@@ -200,7 +200,7 @@ def test_a_template_that_refuses(checked):
 
 def test_an_unforeseen_error_is_a_500_that_tells_nothing(make_live, monkeypatch, caplog):
     server = make_live()
-    monkeypatch.setattr(type(server.service), "submit", lambda *_args, **_kwargs: 1 / 0)
+    monkeypatch.setattr(type(server.service), "submit_all", lambda *_args, **_kwargs: 1 / 0)
     answer = server.complete()
     assert answer.status == 500
     assert answer.error["type"] == "server_error"

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -64,7 +64,7 @@ class EngineLoop:
     """Steps the engine while there is work and sleeps when there is none. Runs from construction to `shutdown`.
 
     max_requests: running and waiting ones together; more are refused at once, as are those whose prompts would make
-    more than `max_waiting_tokens` that wait (None: any number). One that finds nobody waiting is always taken.
+    more than `max_waiting_tokens` that wait (None: any number). Who finds nobody waiting is always taken.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class EngineLoop:
     ):
         self._engine = engine
         self._metrics = metrics
-        self._max_requests = max_requests
+        self.max_requests = max_requests
         self._max_waiting_tokens = max_waiting_tokens
         self._inbox: queue.SimpleQueue[Request | _Abort | _Stop] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards the state, the dict of streams, the rate and the next number
@@ -100,34 +100,37 @@ class EngineLoop:
         return 0.0 if self._idle else time.monotonic() - self._progress_time
 
     def submit(self, request: Request, news: threading.Event | None = None) -> OutputStream:
-        """A request with its forks; `news`: see OutputStream.
+        """A request alone: see `submit_all`."""
+        return self.submit_all([request], news)[0]
 
-        Raises EngineUnavailable when not ready, InvalidRequest for an id in use and Overloaded for one too many.
+    def submit_all(self, requests: Sequence[Request], news: threading.Event | None = None) -> list[OutputStream]:
+        """Requests with their forks, all of them or none; `news`: see OutputStream.
+
+        Raises EngineUnavailable when not ready, InvalidRequest for an id in use and Overloaded for too many.
         """
-        stream = OutputStream(request, news)
-        streams = (stream, *stream.forks)
-        if len(streams) > self._max_requests:
-            message = f"n is {len(streams)}: this server takes {self._max_requests} requests at once, a choice is one."
-            raise InvalidRequest(message, param="n")
+        streams = [OutputStream(request, news) for request in requests]
+        answers = [each for stream in streams for each in (stream, *stream.forks)]
+        num_tokens = sum(request.num_prompt_tokens for request in requests)
         with self._changed:
             if self._state != "ready":
                 raise EngineUnavailable(FAILED if self._state == "failed" else "The engine is shutting down.")
-            self._check_room(request, len(streams))
-            for each in streams:
+            self._check_room(num_tokens, len(answers))
+            for each in answers:
                 if each.request.request_id in self._streams:
                     raise InvalidRequest(f"The request id {each.request.request_id!r} is in use.", param="request_id")
-            self._streams |= {each.request.request_id: each for each in streams}
-            self._inbox_tokens += request.num_prompt_tokens
-            self._inbox.put(request)
-        return stream
+            self._streams |= {each.request.request_id: each for each in answers}
+            self._inbox_tokens += num_tokens
+            for request in requests:
+                self._inbox.put(request)
+        return streams
 
-    def _check_room(self, request: Request, num_answers: int) -> None:
+    def _check_room(self, num_tokens: int, num_answers: int) -> None:
         full = None
-        if len(self._streams) + num_answers > self._max_requests:
-            full = f"The engine has {len(self._streams)} requests, its limit"
+        if len(self._streams) + num_answers > self.max_requests:
+            full = f"The engine has {len(self._streams)} requests; with {num_answers} more they would pass its limit"
         waiting = self._inbox_tokens + self._engine.scheduler.waiting.num_tokens
-        if self._max_waiting_tokens and waiting and waiting + request.num_prompt_tokens > self._max_waiting_tokens:
-            full = f"Prompts of {waiting} tokens are waiting; with this one they would pass {self._max_waiting_tokens}"
+        if self._max_waiting_tokens and waiting and waiting + num_tokens > self._max_waiting_tokens:
+            full = f"Prompts of {waiting} tokens are waiting; with {num_tokens} more they would pass the limit"
         if full:
             raise Overloaded(f"{full}: try again in a moment.", code="queue_full", retry_after=self._retry_after())
 
@@ -212,7 +215,7 @@ class EngineLoop:
             self._observe(stream.request, output, now)
             if output.finish_reason:
                 with self._changed:
-                    del self._streams[output.request_id]
+                    self._streams.pop(output.request_id, None)  # may have been ended by a shutdown just now
                     self._rate.observe_end(now)
                     self._changed.notify_all()
             stream.put(output)

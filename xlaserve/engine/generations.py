@@ -36,21 +36,18 @@ class Generations:
         check: Callable[[], None] = lambda: None,
     ):
         each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        ids = [f"{request_id}-{number}" for number in range(len(prompts))]
         self.prompts: list[list[int]] = []  # by index
         self._check = check
         self.by_index: list[Generation] = []
         self._running: dict[int, Generation] = {}
         self._news = threading.Event()  # set when any of them has something new
-        try:
-            for number, (prompt_ids, its_params) in enumerate(zip(prompts, each, strict=True)):
-                generation = service.submit(prompt_ids, its_params, f"{request_id}-{number}", self._news, scheduling)
-                for choice in (generation, *generation.forks):
-                    self._running[len(self.by_index)] = choice
-                    self.by_index.append(choice)
-                    self.prompts.append(prompt_ids)
-        except BaseException:
-            self.abort()
-            raise
+        submitted = service.submit_all(prompts, each, ids, self._news, scheduling)
+        for prompt_ids, generation in zip(prompts, submitted, strict=True):
+            for choice in (generation, *generation.forks):
+                self._running[len(self.by_index)] = choice
+                self.by_index.append(choice)
+                self.prompts.append(prompt_ids)
 
     def abort(self) -> None:
         """Idempotent; finished generations are not touched."""

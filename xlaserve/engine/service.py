@@ -106,6 +106,36 @@ class GenerationService:
         Raises InvalidRequest for what cannot be served, Overloaded when the queue is full, EngineUnavailable when the
         engine takes no requests.
         """
+        return self.submit_all([prompt_ids], [params], [request_id], news, scheduling)[0]
+
+    def submit_all(
+        self,
+        prompts: Sequence[Sequence[int]],
+        params: Sequence[SamplingParams],
+        request_ids: Sequence[str | None],
+        news: Event | None = None,
+        scheduling: SchedulingParams = NO_PREFERENCE,
+    ) -> "list[Generation]":
+        """`submit` for several prompts, each with its params and its id: all of them are queued or none."""
+        num_answers, limit = sum(each.n for each in params), self._loop.max_requests
+        if num_answers > limit:
+            asked = f"n is {num_answers}" if len(prompts) == 1 else f"prompts and n ask for {num_answers} answers"
+            message = f"{asked}: this server takes {limit} requests at once, a choice is one."
+            raise InvalidRequest(message, param="n" if len(prompts) == 1 else "prompt")
+        requests = [
+            self._request(prompt_ids, its_params, request_id, scheduling)
+            for prompt_ids, its_params, request_id in zip(prompts, params, request_ids, strict=True)
+        ]
+        generations = []
+        for stream in self._loop.submit_all(requests, news):
+            generation, *forks = (self._follow(each) for each in (stream, *stream.forks))
+            generation.forks = forks
+            generations.append(generation)
+        return generations
+
+    def _request(
+        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None, scheduling: SchedulingParams
+    ) -> Request:
         try:
             prompt_ids = [operator.index(token_id) for token_id in prompt_ids]
         except TypeError:
@@ -133,10 +163,7 @@ class GenerationService:
         )
         for index in range(1, params.n):
             request.add_fork(f"{request.request_id}-{index}", index)
-        stream = self._loop.submit(request, news)
-        generation, *forks = (self._follow(each) for each in (stream, *stream.forks))
-        generation.forks = forks
-        return generation
+        return request
 
     def _follow(self, stream: OutputStream) -> "Generation":
         request = stream.request
