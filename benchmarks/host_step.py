@@ -19,7 +19,7 @@ from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.runner.commands import Command, Sample, SampleResult
-from xlaserve.sampling_params import SamplingParams
+from xlaserve.sampling_params import MAX_LOGPROBS, SamplingParams
 
 BLOCK_SIZE = 16
 
@@ -41,8 +41,8 @@ class FreeRunner:
         if not isinstance(command, Sample):
             return None
         n = len(command.rows)
-        tokens, logprobs = np.ones(n, np.int32), np.zeros((n, 5), np.float32)
-        return Done(SampleResult(tokens, tokens == 1, logprobs[:, 0], np.zeros((n, 5), np.int32), logprobs))
+        tokens, logprobs = np.ones(n, np.int32), np.zeros((n, MAX_LOGPROBS), np.float32)
+        return Done(SampleResult(tokens, tokens == 1, logprobs[:, 0], logprobs.astype(np.int32), logprobs))
 
     def rebuild(self) -> None:
         pass

@@ -20,12 +20,17 @@ import transformers as hf
 
 from tests import tiny_models
 from tests.tiny_configs import COMMON, CONFIGS, make_config
-from tests.tiny_models import BFLOAT16_FILE, DATA, GREEDY_FILE, LENGTHS, PROMPTS_FILE, SAMPLING_FILE
+from tests.tiny_models import BEAMS_FILE, BFLOAT16_FILE, DATA, GREEDY_FILE, LENGTHS, PROMPTS_FILE, SAMPLING_FILE
 
 SHARDS = {tiny_models.SHARDED: "20KB"}
 
 GREEDY_GAP = 1e-4  # between the best two logits of each step: less may fall either way elsewhere
-TOLERANCES = {".npz": dict(rtol=0, atol=1e-5), GREEDY_FILE.name: dict(rtol=0), BFLOAT16_FILE.name: dict(rtol=0.2)}
+TOLERANCES = {
+    ".npz": dict(rtol=0, atol=1e-5),
+    GREEDY_FILE.name: dict(rtol=0),
+    BEAMS_FILE.name: dict(rtol=0, atol=1e-5),
+    BFLOAT16_FILE.name: dict(rtol=0.2),
+}
 
 
 def record_models() -> None:
@@ -68,6 +73,7 @@ def references() -> Iterator[tuple[Path, dict[str, Any]]]:
         model = load(name)
         yield tiny_models.logits_file(name), {str(n): logits_of(model, tiny_models.prompt(n)) for n in lengths}
     yield GREEDY_FILE, dict(greedy_references())
+    yield BEAMS_FILE, dict(beam_references())
     yield BFLOAT16_FILE, {name: bfloat16_errors(name) for name in tiny_models.BFLOAT16}
     yield SAMPLING_FILE, dict(sampling_references())
 
@@ -95,6 +101,42 @@ def greedy_references() -> Iterator[tuple[str, list[int]]]:
                     f"{name}: after the prompt of {len(prompt)} the best two tokens differ by {gap}: change a seed"
                 )
             yield f"{name}/{len(prompt)}", out.sequences[0, len(prompt) :].tolist()
+
+
+def beam_references() -> Iterator[tuple[str, Any]]:
+    """By search the answers, filled up with -1, and their scores; by model the tokens that end answers."""
+    for name in tiny_models.BEAM_MODELS:
+        model = load(name)
+        answers, _ = beam_search(model, [], 4, 1.0)
+        stop_ids = [answers[0][-3], answers[1][3]]
+        yield f"{name}/stop_ids", stop_ids
+        for num_stop_ids, num_beams, length_penalty in tiny_models.BEAM_SEARCHES:
+            answers, scores = beam_search(model, stop_ids[:num_stop_ids], num_beams, length_penalty)
+            key = tiny_models.beams_key(name, num_stop_ids, num_beams, length_penalty)
+            yield f"{key}/answers", answers
+            yield f"{key}/scores", scores
+
+
+def beam_search(
+    model, stop_ids: list[int], num_beams: int, length_penalty: float
+) -> tuple[list[list[int]], list[float]]:
+    options = dict(do_sample=False, early_stopping=False, pad_token_id=0, return_dict_in_generate=True)
+    prompt = tiny_models.prompt(tiny_models.BEAM_PROMPT)
+    out = model.generate(
+        torch.tensor([prompt]),
+        max_new_tokens=tiny_models.BEAM_TOKENS,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        length_penalty=length_penalty,
+        eos_token_id=stop_ids or None,
+        output_scores=True,
+        **options,
+    )
+    answers = out.sequences[:, len(prompt) :].tolist()
+    for answer in answers:
+        end = next((place for place, token in enumerate(answer, 1) if token in stop_ids), len(answer))
+        answer[end:] = [-1] * (len(answer) - end)
+    return answers, out.sequences_scores.tolist()
 
 
 def bfloat16_errors(name: str) -> list[float]:

@@ -20,6 +20,7 @@ from safetensors.numpy import load_file, save_file
 DATA = Path(__file__).parent / "data" / "tiny"
 PROMPTS_FILE = DATA / "prompts.json"
 GREEDY_FILE = DATA / "greedy.json"
+BEAMS_FILE = DATA / "beams.json"
 BFLOAT16_FILE = DATA / "bfloat16.json"
 SAMPLING_FILE = DATA / "sampling.npz"
 
@@ -117,6 +118,15 @@ VARIANTS = {
 GREEDY = ["llama", "llama-tied", "llama-biases", "mistral-window", "qwen2", "qwen2-window", "qwen3", "gemma3"]
 GREEDY_LENGTHS = (*LENGTHS, 2, 20, 31, 33)
 GREEDY_TOKENS = 20
+BEAM_MODELS = ["llama", "qwen2-window", "gemma3"]
+BEAM_PROMPT = 17  # tokens: its last block is partly filled
+BEAM_TOKENS = 12
+BEAM_SEARCHES = [  # how many tokens end an answer, num_beams, length_penalty
+    (num_stop_ids, num_beams, length_penalty)
+    for num_stop_ids in (0, 1, 2)
+    for num_beams in (2, 3, 4)
+    for length_penalty in (0.0, 1.0, 2.0)
+]
 BFLOAT16 = ["llama", "qwen3", "gemma3"]
 
 VOCABULARIES = (5, 300, 2000)
@@ -187,6 +197,10 @@ def greedy(name: str, lengths: Iterable[int], num_tokens: int = GREEDY_TOKENS) -
     """What transformers' generate() makes of the prompts of these lengths."""
     recorded = load(GREEDY_FILE)
     return [recorded[f"{name}/{length}"][:num_tokens] for length in lengths]
+
+
+def beams_key(name: str, num_stop_ids: int, num_beams: int, length_penalty: float) -> str:
+    return f"{name}/{num_stop_ids}/{num_beams}/{length_penalty}"
 
 
 def errors(logits: np.ndarray, exact: np.ndarray) -> list[float]:

@@ -21,6 +21,7 @@ from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.runner.commands import Body, Command, CopyBlocks, ResetRow, Sample, SampleResult
+from xlaserve.sampling_params import MAX_LOGPROBS
 
 POISON = -1  # what unwritten memory holds
 WRONG = -2  # the token of a context that cannot be read: no test expects it
@@ -237,8 +238,8 @@ class ToyRunner:
     def _result(self, tokens: list[int], ok: list[bool], want_logprobs: bool) -> SampleResult:
         """The token has logprob -token/1000, its followers in the vocabulary 1 less each."""
         n = len(tokens)
-        ids = (np.array(tokens, np.int32).reshape(n, 1) + np.arange(5, dtype=np.int32)) % self.vocab_size
-        logprobs = (-np.array(tokens, np.float32).reshape(n, 1) / 1000 - np.arange(5)).astype(np.float32)
+        ids = (np.array(tokens, np.int32).reshape(n, 1) + np.arange(MAX_LOGPROBS, dtype=np.int32)) % self.vocab_size
+        logprobs = (-np.array(tokens, np.float32).reshape(n, 1) / 1000 - np.arange(MAX_LOGPROBS)).astype(np.float32)
         if not want_logprobs:
             ids, logprobs = np.zeros_like(ids), np.zeros_like(logprobs)
         return SampleResult(np.array(tokens, np.int32), np.array(ok, bool), logprobs[:, 0], ids, logprobs)

@@ -2,13 +2,13 @@
 
 from typing import TYPE_CHECKING
 
-from xlaserve.sampling_params import SamplingParams
+from xlaserve.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from xlaserve.engine.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "SamplingParams", "__version__"]
+__all__ = ["LLM", "BeamSearchParams", "SamplingParams", "__version__"]
 
 
 def __getattr__(name: str):

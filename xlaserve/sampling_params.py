@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from xlaserve.errors import InvalidRequest
 
-MAX_LOGPROBS = 5
+MAX_LOGPROBS = 20  # OpenAI's limit; what the device returns of each token
+MAX_BEAM_WIDTH = 10  # each beam needs as many alternatives, and one for each token that ends it
+MAX_LENGTH_PENALTY = 10
 MAX_CHOICES = 128  # OpenAI's limit
 MAX_STOP_STRINGS = 4  # OpenAI's limit
 SEED_LIMIT = 2**63
@@ -19,7 +21,7 @@ class SamplingParams:
     max_tokens: tokens to generate at most; None = what is left of the context.
     temperature: 0 = greedy, as is anything below MIN_TEMPERATURE. top_k: 0 or -1 = off. top_p: 1 = off.
     n: answers to the same prompt; with a seed all are reproducible, and differ. seed: None = drawn afresh for each
-    request. logprobs: None = off, else the number of alternatives (0..5).
+    request. logprobs: None = off, else the number of alternatives (0..20).
     """
 
     n: int = 1
@@ -56,6 +58,48 @@ class SamplingParams:
         if self.logprobs is not None:
             allowed = _is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
             _check("logprobs", self.logprobs, allowed, f"an integer from 0 to {MAX_LOGPROBS}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeamSearchParams:
+    """Checked on construction, as SamplingParams, whose fields of the same names mean the same.
+
+    n: answers returned, the best of `beam_width` (None: n) that are followed at a time. An answer's score is the sum of
+    its tokens' logprobs over their number to the power of `length_penalty`: above 0, longer ones gain by it.
+    """
+
+    n: int = 1
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    max_tokens: int | None = 16
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    logprobs: int | None = None
+
+    def __post_init__(self):
+        allowed = f"an integer from 1 to {MAX_BEAM_WIDTH}"
+        for name, value in (("n", self.n), ("beam_width", self.width)):
+            _check(name, value, _is_int(value) and 1 <= value <= MAX_BEAM_WIDTH, allowed)
+        _check("n", self.n, self.n <= self.width, f"at most beam_width ({self.width}), as there are no more answers")
+        limit = MAX_LENGTH_PENALTY
+        allowed = f"a number from {-limit} to {limit}"
+        _check("length_penalty", self.length_penalty, _in_range(self.length_penalty, -limit, limit), allowed)
+        object.__setattr__(self, "stop_token_ids", self.greedy.stop_token_ids)
+
+    @property
+    def width(self) -> int:
+        return self.n if self.beam_width is None else self.beam_width
+
+    @property
+    def greedy(self) -> SamplingParams:
+        """What both have in common, for a single answer without a search."""
+        return SamplingParams(
+            max_tokens=self.max_tokens,
+            temperature=0.0,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            logprobs=self.logprobs,
+        )
 
 
 def _is_int(value) -> bool:

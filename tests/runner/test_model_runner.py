@@ -77,7 +77,7 @@ PROMPT = tiny_models.prompt(40)
 
 @pytest.fixture(scope="module")
 def whole(runner) -> dict[int, np.ndarray]:
-    """The five best logprobs after each prefix of PROMPT, computed in one piece."""
+    """The best logprobs after each prefix of PROMPT, computed in one piece."""
     results = {}
     for length in range(1, len(PROMPT) + 1):
         reset(runner, 0)

@@ -13,6 +13,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.runner.commands import Sample, SampleRow
 from xlaserve.runner.heads.sample import make_sample, pack_sample, sample_packing
 from xlaserve.runner.row_state import SamplingState, initial_row_state
+from xlaserve.sampling_params import MAX_LOGPROBS
 
 CONFIG = cast(ModelConfig, SimpleNamespace(final_logit_softcap=None))  # all that the head asks of it
 DRAWS = 4096  # rows of one call, all with the same logits: as many independent draws
@@ -115,7 +116,7 @@ def test_logprobs_are_raw_and_ordered():
         output, _ = sample(logits, want_logprobs=True, temperature=temperature)
         chosen = np.take_along_axis(expected, np.asarray(output.tokens)[:, None], axis=1)[:, 0]
         np.testing.assert_allclose(output.logprobs, chosen, atol=1e-5)
-        order = np.argsort(-expected, axis=-1)[:, :5]
+        order = np.argsort(-expected, axis=-1)[:, :MAX_LOGPROBS]
         np.testing.assert_array_equal(output.top_ids, order)
         np.testing.assert_allclose(output.top_logprobs, np.take_along_axis(expected, order, axis=1), atol=1e-5)
 

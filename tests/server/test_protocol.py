@@ -158,7 +158,6 @@ def test_a_wrong_value_is_refused_by_name(fields):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"top_logprobs": 6, "logprobs": True},
         {"top_logprobs": 21, "logprobs": True},
         {"top_logprobs": -1, "logprobs": True},
         {"top_logprobs": 2},

@@ -121,7 +121,12 @@ class Fair(Policy):
 
     def adopt(self, fork: Request, parent: Request) -> None:
         super().adopt(fork, parent)
-        self._tenants[fork.tenant].num_requests += 1
+        tenant = self._tenants.get(fork.tenant)
+        if tenant is None:  # forgotten: of its requests one has ended before the next that continues it came
+            floor = self._floor(fork.tenant)
+            tenant = self._tenants[fork.tenant] = _Tenant()
+            tenant.counter = floor
+        tenant.num_requests += 1
 
     def peek(self) -> Request | None:
         if self._preempted:

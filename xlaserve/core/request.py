@@ -30,6 +30,8 @@ class Request:
     eos_ids: frozenset[int] = frozenset()  # the part of stop_ids that is EOS: reported without a stop_reason
     choice_index: int = 0  # which of the answers to one prompt; names its random numbers
     forks: list["Request"] = field(default_factory=list)  # further answers, which begin once the prompt is computed
+    keeps_rows: int = 0  # for requests that will continue this one, the first step of a beam search: so many at a time
+    continues: "Request | None" = None  # such a first step, whose turn this one goes on with
     cache_salt: str = ""  # blocks are shared only among requests of one salt,
     adapter: str = ""  # one adapter: an identity that another loading of the same name does not have,
     weights_version: int = 0  # and one set of weights

@@ -55,6 +55,7 @@ class Scheduler:
         self.prefix_hits = 0  # and found
         self._clock = clock
         self._free_rows = list(reversed(range(max_num_seqs)))
+        self._kept_rows: dict[Request, int] = {}  # by requests that others continue: the most they need at a time
         self._refused: tuple[Request, int] | None = None  # the head of the queue, when it last did not fit
 
     @property
@@ -75,7 +76,15 @@ class Scheduler:
         """
         for each in (request, *request.forks):
             assert 0 < each.num_prompt_tokens < each.max_total_tokens <= self.block_manager.capacity
-        self.waiting.add(request)
+        if request.continues is None:
+            self.waiting.add(request)
+        else:  # its turn has come before: it goes ahead of the newcomers, as what has lost its blocks does
+            self.waiting.adopt(request, request.continues)
+            self.waiting.requeue(request)
+
+    def close(self, request: Request) -> None:
+        """No request will continue this one any more. Harmless when none ever could."""
+        self._kept_rows.pop(request, None)
 
     def schedule(self) -> SchedulerOutput:
         """The next step: running requests first, best first, then new ones as far as budget, rows and blocks go.
@@ -123,6 +132,8 @@ class Scheduler:
         """
         if not self._free_rows or len(self.running) >= self.max_num_batched_tokens:
             return None
+        if self._kept_rows and request.continues is None and not self._leaves_kept_rows():
+            return None
         if self._refused == (request, self.block_manager.num_releases) and self.running:
             return None  # nothing was given back since
         spare = len(self.running) + len(request.forks) if self.running else 0
@@ -131,6 +142,14 @@ class Scheduler:
             return hit
         self._refused = request, self.block_manager.num_releases
         return None
+
+    def _leaves_kept_rows(self) -> bool:
+        """Whether a newcomer leaves rows for what continues others and is between two steps.
+
+        Not asked for when nothing runs: the device does not stand idle for that.
+        """
+        num_begun = sum(request.continues is not None or request in self._kept_rows for request in self.running)
+        return not self.running or len(self._free_rows) > sum(self._kept_rows.values()) - num_begun
 
     def _admit(self, output: SchedulerOutput) -> None:
         """Nobody overtakes the head of the queue, however long it has to wait for blocks."""
@@ -141,6 +160,8 @@ class Scheduler:
             if hit is None:
                 break
             self.waiting.pop()
+            if request.keeps_rows:
+                self._kept_rows[request] = request.keeps_rows
             output.copies += self.block_manager.start(request, hit)
             if request.first_scheduled_time is None:
                 request.num_cached_tokens = hit.num_tokens

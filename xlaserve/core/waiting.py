@@ -43,7 +43,7 @@ class Policy(ABC):
         self._add(request)
 
     def adopt(self, fork: Request, parent: Request) -> None:
-        """Numbers a fork that begins beside `parent`, whose turn was its own: it runs, or is requeued."""
+        """Numbers a fork that begins beside or after `parent`, whose turn was its own: it runs, or is requeued."""
         fork.order = parent.order[0], fork.choice_index
 
     @abstractmethod

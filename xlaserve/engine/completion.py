@@ -19,6 +19,7 @@ class Completion:
     logprobs: "list[TokenLogprob] | None" = None  # if asked for, one per token
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it, or "timeout"
+    score: float | None = None  # by which a beam search has ranked it
 
     def add(self, delta: "TextDelta") -> None:
         self.text += delta.text
@@ -28,3 +29,4 @@ class Completion:
             self.logprobs += delta.logprobs
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
+        self.score = delta.score

@@ -28,11 +28,13 @@ class OutputStream:
     """One request's outputs, in order; the last one has a finish_reason. Written by the loop, read by one thread.
 
     news: set at each output, so that one thread can wait for several streams. forks: those of the request's forks.
+    places: of the loop's max_requests, given back at its end.
     """
 
     def __init__(self, request: Request, news: threading.Event | None = None):
         self.request = request
         self.forks = tuple(OutputStream(fork, news) for fork in request.forks)
+        self.places = 0
         self._news = news
         self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
 
@@ -56,6 +58,11 @@ class _Abort:
 
 
 @dataclass(frozen=True)
+class _Close:
+    first: Request
+
+
+@dataclass(frozen=True)
 class _Stop:
     pass
 
@@ -74,12 +81,14 @@ class EngineLoop:
         self._metrics = metrics
         self.max_requests = max_requests
         self._max_waiting_tokens = max_waiting_tokens
-        self._inbox: queue.SimpleQueue[Request | _Abort | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Request | _Abort | _Close | _Stop] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards the state, the dict of streams, the rate and the next number
         self._inbox_tokens = 0  # of prompts that the engine's thread has not seen yet
         self._rate = CompletionRate(time.monotonic())
         self._state: EngineState = "ready"
         self._streams: dict[str, OutputStream] = {}  # of unfinished requests
+        self._open: dict[Request, int] = {}  # first steps of searches that are not over, and the places they keep
+        self._num_places = 0  # taken, of max_requests
         self._stopping = False  # the loop thread's own
         self._idle = True
         self._progress_time = time.monotonic()
@@ -106,28 +115,52 @@ class EngineLoop:
     def submit_all(self, requests: Sequence[Request], news: threading.Event | None = None) -> list[OutputStream]:
         """Requests with their forks, all of them or none; `news`: see OutputStream.
 
+        One that continues another comes alone: it is taken whatever the limits are, and in a shutdown too, until that
+        other is closed.
         Raises EngineUnavailable when not ready, InvalidRequest for an id in use and Overloaded for too many.
         """
         streams = [OutputStream(request, news) for request in requests]
         answers = [each for stream in streams for each in (stream, *stream.forks)]
         num_tokens = sum(request.num_prompt_tokens for request in requests)
+        continued = requests[0].continues
         with self._changed:
-            if self._state != "ready":
+            is_taken = self._state == "ready" if continued is None else continued in self._open
+            if not is_taken:
                 raise EngineUnavailable(FAILED if self._state == "failed" else "The engine is shutting down.")
-            self._check_room(num_tokens, len(answers))
+            if continued is None:
+                self._check_room(num_tokens, sum(each.request.keeps_rows or 1 for each in answers))
             for each in answers:
                 if each.request.request_id in self._streams:
                     raise InvalidRequest(f"The request id {each.request.request_id!r} is in use.", param="request_id")
+            if continued is None:
+                self._take_places(answers)
             self._streams |= {each.request.request_id: each for each in answers}
             self._inbox_tokens += num_tokens
             for request in requests:
                 self._inbox.put(request)
         return streams
 
-    def _check_room(self, num_tokens: int, num_answers: int) -> None:
+    def _take_places(self, answers: Sequence[OutputStream]) -> None:
+        for each in answers:
+            if each.request.keeps_rows:
+                self._open[each.request] = each.request.keeps_rows
+            else:
+                each.places = 1
+            self._num_places += each.request.keeps_rows or 1
+
+    def close(self, first: Request) -> None:
+        """Nothing more will continue `first`. Idempotent."""
+        with self._changed:
+            if places := self._open.pop(first, 0):
+                self._num_places -= places
+                self._rate.observe_end(time.monotonic())
+                self._changed.notify_all()
+                self._inbox.put(_Close(first))
+
+    def _check_room(self, num_tokens: int, places: int) -> None:
         full = None
-        if len(self._streams) + num_answers > self.max_requests:
-            full = f"The engine has {len(self._streams)} requests; with {num_answers} more they would pass its limit"
+        if self._num_places + places > self.max_requests:
+            full = f"The engine has {self._num_places} requests; with {places} more they would pass its limit"
         waiting = self._inbox_tokens + self._engine.scheduler.waiting.num_tokens
         if self._max_waiting_tokens and waiting and waiting + num_tokens > self._max_waiting_tokens:
             full = f"Prompts of {waiting} tokens are waiting; with {num_tokens} more they would pass the limit"
@@ -155,7 +188,7 @@ class EngineLoop:
         with self._changed:
             if self._state == "ready":
                 self._state = "draining"
-            self._changed.wait_for(lambda: not self._streams, timeout)
+            self._changed.wait_for(lambda: not (self._streams or self._open), timeout)
         self._inbox.put(_Stop())
         self._thread.join(JOIN_SECONDS)
         if self._thread.is_alive():
@@ -194,7 +227,7 @@ class EngineLoop:
         while not self._inbox.empty():
             self._accept(self._inbox.get())
 
-    def _accept(self, message: Request | _Abort | _Stop) -> None:
+    def _accept(self, message: Request | _Abort | _Close | _Stop) -> None:
         match message:
             case Request():
                 self._engine.add_request(message)
@@ -203,6 +236,8 @@ class EngineLoop:
             case _Abort(request, reason):
                 output = self._engine.finish_request(request, reason)
                 self._deliver([output] if output else [])
+            case _Close(first):
+                self._engine.scheduler.close(first)
             case _Stop():
                 self._stopping = True
 
@@ -215,12 +250,18 @@ class EngineLoop:
             self._observe(stream.request, output, now)
             if output.finish_reason:
                 with self._changed:
-                    self._streams.pop(output.request_id, None)  # may have been ended by a shutdown just now
-                    self._rate.observe_end(now)
+                    if self._streams.pop(output.request_id, None):  # may have been ended by a shutdown just now
+                        self._num_places -= stream.places
+                    if stream.places:
+                        self._rate.observe_end(now)
                     self._changed.notify_all()
             stream.put(output)
 
     def _observe(self, request: Request, output: EngineOutput, now: float) -> None:
+        """Of requests that continue another only the tokens are counted: they are none of a client's."""
+        if request.continues is not None:
+            self._metrics.observe_tokens(len(output.token_ids))
+            return
         if output.token_ids:
             if request.last_token_time is None:
                 request.first_token_time = now
@@ -239,6 +280,8 @@ class EngineLoop:
         with self._changed:
             streams = list(self._streams.values())
             self._streams.clear()
+            self._open.clear()
+            self._num_places = 0
             self._changed.notify_all()
         for stream in streams:
             request = stream.request

@@ -6,18 +6,23 @@ from typing import TYPE_CHECKING
 
 from xlaserve.engine.completion import Completion
 from xlaserve.errors import EngineUnavailable, GenerationFailed, RequestTimedOut
-from xlaserve.sampling_params import SamplingParams
+from xlaserve.sampling_params import BeamSearchParams, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
 if TYPE_CHECKING:
+    from xlaserve.engine.beam_search import BeamAnswer
     from xlaserve.engine.output_processor import TextDelta
     from xlaserve.engine.service import Generation, GenerationService
+
+Params = SamplingParams | BeamSearchParams
 
 POLL_SECONDS = 0.5  # how soon what `check` looks at is noticed while nothing is generated
 
 
 class Generations:
     """n generations per prompt: iterating yields (index, TextDelta) as they come, until all have finished.
+
+    A beam search is one, too: each of its n answers comes as one delta, when all are there.
 
     params: of all, or one per prompt; scheduling: of all. `check` is called twice a second at least, and ends the
     iteration by raising. Raises EngineUnavailable when the engine has dropped a generation, GenerationFailed when one
@@ -29,25 +34,40 @@ class Generations:
         self,
         service: "GenerationService",
         prompts: Sequence[list[int]],
-        params: SamplingParams | Sequence[SamplingParams],
+        params: Params | Sequence[Params],
         request_id: str,
         *,
         scheduling: SchedulingParams = NO_PREFERENCE,
         check: Callable[[], None] = lambda: None,
     ):
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+        each = [params] * len(prompts) if isinstance(params, Params) else params
         ids = [f"{request_id}-{number}" for number in range(len(prompts))]
         self.prompts: list[list[int]] = []  # by index
         self._check = check
-        self.by_index: list[Generation] = []
-        self._running: dict[int, Generation] = {}
+        self.by_index: list[Generation | BeamAnswer] = []
+        self._running: dict[int, Generation | BeamAnswer] = {}
         self._news = threading.Event()  # set when any of them has something new
-        submitted = service.submit_all(prompts, each, ids, self._news, scheduling)
-        for prompt_ids, generation in zip(prompts, submitted, strict=True):
-            for choice in (generation, *generation.forks):
-                self._running[len(self.by_index)] = choice
-                self.by_index.append(choice)
-                self.prompts.append(prompt_ids)
+        sampled = [one for one in each if isinstance(one, SamplingParams)]
+        if len(sampled) == len(each):  # all of them are queued or none
+            submitted = service.submit_all(prompts, sampled, ids, self._news, scheduling)
+            for prompt_ids, generation in zip(prompts, submitted, strict=True):
+                self._follow(prompt_ids, generation)
+            return
+        try:
+            for prompt_ids, one, its_id in zip(prompts, each, ids, strict=True):
+                if isinstance(one, BeamSearchParams):
+                    self._follow(prompt_ids, service.beam_search(prompt_ids, one, its_id, self._news, scheduling))
+                else:
+                    self._follow(prompt_ids, service.submit(prompt_ids, one, its_id, self._news, scheduling))
+        except BaseException:
+            self.abort()
+            raise
+
+    def _follow(self, prompt_ids: list[int], generation: "Generation | BeamAnswer") -> None:
+        for choice in (generation, *generation.forks):
+            self._running[len(self.by_index)] = choice
+            self.by_index.append(choice)
+            self.prompts.append(prompt_ids)
 
     def abort(self) -> None:
         """Idempotent; finished generations are not touched."""

@@ -8,10 +8,10 @@ from types import TracebackType
 from xlaserve.config import load_config
 from xlaserve.engine.build import build_service
 from xlaserve.engine.completion import Completion
-from xlaserve.engine.generations import Generations, collect
+from xlaserve.engine.generations import Generations, Params, collect
 from xlaserve.engine.reporter import Reporter, SilentReporter
 from xlaserve.errors import InvalidRequest
-from xlaserve.sampling_params import SamplingParams
+from xlaserve.sampling_params import BeamSearchParams, SamplingParams
 
 DEFAULT_CACHE_DIR = Path.home() / ".cache" / "xlaserve"
 
@@ -58,7 +58,20 @@ class LLM:
             params = SamplingParams(**self.info.sampling_defaults)
         if not isinstance(params, SamplingParams) and len(params) != len(texts):
             raise InvalidRequest(f"{len(params)} params for {len(texts)} prompts", param="params")
-        all_ids = [self.tokenizer.encode(text) if isinstance(text, str) else list(text) for text in texts]
+        return self._collect(texts, params)
+
+    def beam_search(
+        self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: BeamSearchParams
+    ) -> list[list[Completion]]:
+        """The `params.n` best answers to each prompt, best first, with their scores: as transformers' beam search.
+
+        Raises as `generate`.
+        """
+        found = self._collect([prompts] if isinstance(prompts, str) else list(prompts), params)
+        return [found[first : first + params.n] for first in range(0, len(found), params.n)]
+
+    def _collect(self, prompts: Sequence[str | Sequence[int]], params: Params | Sequence[Params]) -> list[Completion]:
+        all_ids = [self.tokenizer.encode(each) if isinstance(each, str) else list(each) for each in prompts]
         generations = Generations(self.service, all_ids, params, f"llm-{secrets.token_hex(8)}")
         try:
             return collect(generations)

@@ -40,6 +40,7 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or string that ended the output, "timeout"; None for EOS
     error: str | None = None  # with finish_reason "error" or "timeout"
+    score: float | None = None  # of an answer that a beam search has found
 
 
 class OutputProcessor:

@@ -12,13 +12,14 @@ from threading import Event
 from typing import Any
 
 from xlaserve.core.request import Request
+from xlaserve.engine.beam_search import BeamAnswer, BeamSearch
 from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.output_processor import OutputProcessor, TextDelta
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
-from xlaserve.sampling_params import SamplingParams
+from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
 
@@ -133,6 +134,36 @@ class GenerationService:
             generations.append(generation)
         return generations
 
+    def beam_search(
+        self,
+        prompt_ids: Sequence[int],
+        params: BeamSearchParams,
+        request_id: str | None = None,
+        news: Event | None = None,
+        scheduling: SchedulingParams = NO_PREFERENCE,
+    ) -> BeamAnswer:
+        """As `submit`, for the best answers that a search finds: the best of all, with the others in its `forks`.
+
+        It goes on while the answers are polled. A deadline is the whole search's.
+        """
+        request = self._request(prompt_ids, params.greedy, request_id, scheduling)
+        needed = params.width + len(request.stop_ids)
+        limit = min(MAX_LOGPROBS, self.info.vocab_size)
+        if needed > limit:
+            message = f"beam_width is {params.width}: with {len(request.stop_ids)} tokens that end an answer it can be "
+            raise InvalidRequest(f"{message}{limit - len(request.stop_ids)} at most.", param="beam_width")
+        if params.width > self._loop.max_requests:
+            message = f"beam_width is {params.width}: this server takes {self._loop.max_requests} requests at once."
+            raise InvalidRequest(message, param="beam_width")
+        search = BeamSearch(self._loop, request, params, max(needed, params.logprobs or 0), news)
+
+        def make_processor() -> OutputProcessor:
+            return self._make_processor(request)
+
+        best, *others = (BeamAnswer(search, index, make_processor) for index in range(params.n))
+        best.forks = others
+        return best
+
     def _request(
         self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None, scheduling: SchedulingParams
     ) -> Request:
@@ -166,9 +197,10 @@ class GenerationService:
         return request
 
     def _follow(self, stream: OutputStream) -> "Generation":
-        request = stream.request
-        processor = OutputProcessor(self.tokenizer, request.prompt_ids, request.params, request.stop_ids)
-        return Generation(stream, processor, self._loop)
+        return Generation(stream, self._make_processor(stream.request), self._loop)
+
+    def _make_processor(self, request: Request) -> OutputProcessor:
+        return OutputProcessor(self.tokenizer, request.prompt_ids, request.params, request.stop_ids)
 
     def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
         info = self.info

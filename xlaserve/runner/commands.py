@@ -76,8 +76,8 @@ class SampleResult:
     tokens: np.ndarray  # int32 [n]
     ok: np.ndarray  # bool [n]; False: the logits were not finite
     logprobs: np.ndarray  # float32 [n], of the sampled token, raw
-    top_ids: np.ndarray  # int32 [n, 5]; zeros unless want_logprobs
-    top_logprobs: np.ndarray  # float32 [n, 5]
+    top_ids: np.ndarray  # int32 [n, MAX_LOGPROBS]; zeros unless want_logprobs
+    top_logprobs: np.ndarray  # float32 [n, MAX_LOGPROBS]
 
 
 class StepFuture(Protocol):

@@ -8,13 +8,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from xlaserve.sampling_params import MAX_LOGPROBS, SamplingParams
+from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server.messages import Message
 from xlaserve.server.unsupported import CHAT, COMPLETION
 from xlaserve.server.validation import validate
 
 COMPLETION_MAX_TOKENS = 16  # OpenAI's default
+COMPLETION_MAX_LOGPROBS = 5  # OpenAI's limit
 
 Prompt = str | list[int]
 PROMPT_FORMS = "a string, a list of strings, a list of token ids or a list of lists of token ids, none of them empty"
@@ -43,6 +44,10 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+# What a beam search takes no account of, with the values that ask for nothing.
+_WITHOUT_BEAMS = {"temperature": (0,), "top_p": (1,), "top_k": (0, -1), "seed": (), "stop": ([],)}
+
+
 class StreamOptions(_Strict):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
@@ -62,6 +67,9 @@ class _GenerationRequest(_Strict):
     stop: Annotated[list[str], BeforeValidator(_as_list)] = []
     stop_token_ids: list[int] = []  # extension
     ignore_eos: bool = False  # extension
+    use_beam_search: bool = False  # extension
+    beam_width: int | None = None  # extension
+    length_penalty: float | None = None  # extension
     return_token_ids: bool = False  # extension
     priority: int = 0  # extension
     timeout: float | None = None  # extension
@@ -77,6 +85,21 @@ class _GenerationRequest(_Strict):
             raise ValueError("stream_options: only allowed when stream is true")
         return self
 
+    @model_validator(mode="after")
+    def _beam_search_fields(self):
+        if not self.use_beam_search:
+            if self.beam_width is not None:
+                raise ValueError("beam_width: only allowed when use_beam_search is true")
+            if self.length_penalty not in (None, 1):
+                raise ValueError("length_penalty: only allowed when use_beam_search is true")
+            return self
+        if self.stream:
+            raise ValueError("stream: not allowed with use_beam_search: no token is certain before the end")
+        for name, neutral in _WITHOUT_BEAMS.items():
+            if getattr(self, name) not in (None, *neutral):
+                raise ValueError(f"{name}: has no effect with use_beam_search; leave it out")
+        return self
+
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
@@ -86,28 +109,28 @@ class _GenerationRequest(_Strict):
             priority=self.priority, timeout=self.timeout, tenant=tenant, cache_salt=self.cache_salt or ""
         )
 
-    def _sampling_params(self, defaults: dict[str, Any], **fields: Any) -> SamplingParams:
-        """The request's values, else the checkpoint's `defaults`, else OpenAI's."""
+    def _sampling_params(self, defaults: dict[str, Any], **fields: Any) -> SamplingParams | BeamSearchParams:
+        """The request's values, else the checkpoint's `defaults`, else OpenAI's. A beam search samples nothing."""
+        fields |= {
+            "n": 1 if self.n is None else self.n,
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+        }
+        if self.use_beam_search:
+            penalty = 1.0 if self.length_penalty is None else self.length_penalty
+            return BeamSearchParams(beam_width=self.beam_width, length_penalty=penalty, **fields)
         asked = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
         chosen = defaults | {name: value for name, value in asked.items() if value is not None}
-        return SamplingParams(
-            **chosen,
-            n=1 if self.n is None else self.n,
-            seed=self.seed,
-            stop=tuple(self.stop),
-            stop_token_ids=tuple(self.stop_token_ids),
-            ignore_eos=self.ignore_eos,
-            **fields,
-        )
+        return SamplingParams(**chosen, seed=self.seed, stop=tuple(self.stop), **fields)
 
 
 class CompletionRequest(_GenerationRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[list[Prompt], BeforeValidator(_parse_prompts)]
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
 
-    def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams:
+    def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams | BeamSearchParams:
         return self._sampling_params(
             defaults, max_tokens=self.max_tokens or COMPLETION_MAX_TOKENS, logprobs=self.logprobs
         )
@@ -127,7 +150,7 @@ class ChatRequest(_GenerationRequest):
             raise ValueError("top_logprobs: only allowed when logprobs is true")
         return self
 
-    def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams:
+    def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams | BeamSearchParams:
         max_tokens = self.max_completion_tokens or self.max_tokens  # neither: what is left of the context
         return self._sampling_params(
             defaults, max_tokens=max_tokens, logprobs=(self.top_logprobs or 0) if self.logprobs else None

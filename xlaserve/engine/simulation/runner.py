@@ -9,6 +9,7 @@ import numpy as np
 from xlaserve.engine.simulation.costs import CostModel
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.commands import Body, Command, Sample, SampleResult
+from xlaserve.sampling_params import MAX_LOGPROBS
 
 TOKEN = 1  # what every row samples; no request stops at it
 
@@ -81,5 +82,5 @@ class SimulatedRunner:
 
 def _sampled(count: int) -> SampleResult:
     tokens = np.full(count, TOKEN, np.int32)
-    logprobs = np.zeros((count, 5), np.float32)
-    return SampleResult(tokens, tokens == TOKEN, logprobs[:, 0], np.zeros((count, 5), np.int32), logprobs)
+    logprobs = np.zeros((count, MAX_LOGPROBS), np.float32)
+    return SampleResult(tokens, tokens == TOKEN, logprobs[:, 0], logprobs.astype(np.int32), logprobs)
