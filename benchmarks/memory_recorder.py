@@ -52,7 +52,7 @@ def _observe(scheduler: Scheduler, output: SchedulerOutput) -> Moment:
             for row in output.rows
             if row.request in output.admitted
         },
-        copies=tuple(output.copies),
+        copies=tuple(copy for moves in output.moves for copy in moves.copies),
         preempted=tuple(request.request_id for request in output.preempted),
     )
 

@@ -72,3 +72,8 @@ def test_the_pool_has_one_size(first, second):
 def test_a_share_of_memory_is_one(value):
     with pytest.raises(ConfigError, match=r"cache.memory_utilization is "):
         load_config(None, [f"cache.memory_utilization={value}"])
+
+
+def test_host_memory_without_a_prefix_cache_is_refused():
+    with pytest.raises(ConfigError, match=r"cache.host_memory \(1024\) and cache.prefix_caching \(False\) contradict"):
+        load_config(None, ["cache.host_memory=1KiB", "cache.prefix_caching=false"])

@@ -17,10 +17,20 @@ import numpy as np
 
 from xlaserve.config import PolicyName
 from xlaserve.core.block_manager import NULL_BLOCK, BlockManager, GroupSpec
+from xlaserve.core.host_pool import HostTier
 from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
-from xlaserve.runner.commands import Body, Command, CopyBlocks, ResetRow, Sample, SampleResult
+from xlaserve.runner.commands import (
+    Body,
+    Command,
+    CopyBlocks,
+    OffloadBlocks,
+    ResetRow,
+    RestoreBlocks,
+    Sample,
+    SampleResult,
+)
 from xlaserve.sampling_params import MAX_LOGPROBS
 
 POISON = -1  # what unwritten memory holds
@@ -67,12 +77,14 @@ class ToyFuture:
     sampled: SampleResult
     ready_at: float
     error: BaseException | None
+    arriving: dict[tuple[int, int], np.ndarray]  # what comes to which host slot
 
     def result(self) -> SampleResult:
         self.runner.released.wait()
         time.sleep(max(0.0, self.ready_at - time.monotonic()))
         if self.error:
             raise self.error
+        self.runner.host.update(self.arriving)
         return self.sampled
 
 
@@ -120,6 +132,7 @@ class ToyRunner:
         self.violations: list[str] = []
         self.calls: Counter[str] = Counter()
         self.num_rebuilds = -1
+        self.host: dict[tuple[int, int], np.ndarray] = {}  # blocks by (group, slot)
         self._device_free_at = 0.0
         self.rebuild()
 
@@ -133,6 +146,7 @@ class ToyRunner:
         self._first_position: dict[int, int] = {}  # of the output, by row
         self._rows: dict[int, ResetRow] = {}
         self._hidden: list[list[int] | None] = []
+        self._arriving: dict[tuple[int, int], np.ndarray] = {}
         self._broken = False
 
     def execute(self, command: Command) -> ToyFuture | None:
@@ -142,6 +156,15 @@ class ToyRunner:
         match command:
             case ResetRow():
                 self._reset_row(command)
+            case OffloadBlocks(blocks):
+                for group, block, slot in blocks:
+                    self._check((group, slot) not in self._arriving, f"slot {slot} is named twice")
+                    self._arriving[group, slot] = self._store[group][block].copy()
+                    self.host.pop((group, slot), None)
+            case RestoreBlocks(blocks):
+                for group, block, slot in blocks:
+                    self._check((group, slot) in self.host, f"slot {slot} has not arrived")
+                    self._store[group][block] = self.host.get((group, slot), POISON)
             case CopyBlocks(copies):
                 for group, source, destination in copies:
                     self._store[group][destination] = self._store[group][source]
@@ -224,7 +247,9 @@ class ToyRunner:
         self._device_free_at = max(time.monotonic(), self._device_free_at) + self.step_seconds
         self._count("result")
         error = self.failure if self._broken else None
-        return ToyFuture(self, self._result(tokens, ok, command.want_logprobs), self._device_free_at, error)
+        arriving, self._arriving = self._arriving, {}
+        sampled = self._result(tokens, ok, command.want_logprobs)
+        return ToyFuture(self, sampled, self._device_free_at, error, arriving)
 
     def _token_after(self, context: list[int], row: int, position: int) -> int:
         if self.next_token:
@@ -254,12 +279,18 @@ def make_engine(
     async_scheduling: bool = True,
     prefix_caching: bool = True,
     policy: PolicyName = "fcfs",
+    host_slots: int = 0,
+    host_min_tokens: int = 1,
+    host_step_blocks: int = 100,
     **runner_options,
 ) -> tuple[LLMEngine, ToyRunner]:
-    """An engine over a ToyRunner. num_blocks: per layer group, the null block included."""
+    """An engine over a ToyRunner. num_blocks: per layer group, the null block included; host_slots: of each group."""
     sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     runner = ToyRunner(num_blocks, block_size=block_size, **sizes, **runner_options)
     groups = [GroupSpec(n, window) for n, window in zip(num_blocks, runner.windows, strict=True)]
-    manager = BlockManager(groups, block_size, max_step_tokens=max_num_batched_tokens, prefix_caching=prefix_caching)
+    host = HostTier((host_slots,) * len(groups), host_min_tokens, host_step_blocks) if host_slots else None
+    manager = BlockManager(
+        groups, block_size, max_step_tokens=max_num_batched_tokens, prefix_caching=prefix_caching, host=host
+    )
     scheduler = Scheduler(manager, **sizes, policy=make_policy(policy))
     return LLMEngine(scheduler, runner, async_scheduling=async_scheduling), runner

@@ -65,12 +65,22 @@ class CacheSection(_Section):
     memory_utilization: float | None = Field(default=None, gt=0, le=1)  # of the device's memory, weights included
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     prefix_caching: bool = True  # requests that begin alike share blocks
+    host_memory: Bytes | None = None  # for cached blocks that the pool has no room for any longer; None: they are lost
 
     @model_validator(mode="after")
     def _one_size(self) -> "CacheSection":
         given = [f"cache.{key} ({getattr(self, key)})" for key in POOL_SIZE_KEYS if getattr(self, key) is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} contradict each other: each says how large the KV pool is")
+        return self
+
+    @model_validator(mode="after")
+    def _host_keeps_prefixes(self) -> "CacheSection":
+        if self.host_memory is not None and not self.prefix_caching:
+            raise ValueError(
+                f"cache.host_memory ({self.host_memory}) and cache.prefix_caching (False) contradict each other: the "
+                "host keeps known prefixes only"
+            )
         return self
 
 

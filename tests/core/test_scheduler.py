@@ -312,7 +312,7 @@ def test_forks_begin_with_the_prompts_last_chunk_and_share_its_hidden_state():
     assert scheduler.num_forks == 2
     third, _ = step(scheduler)
     assert spans(third) == [(0, 6, 1), (1, 6, 1), (2, 6, 1)]
-    assert third.copies == [(0, 2, 3), (0, 2, 4)]  # the last to write has the block to itself
+    assert third.moves[0].copies == [(0, 2, 3), (0, 2, 4)]  # the last to write has the block to itself
     assert third.table_deltas == [(0, 0, 1, 3), (0, 1, 1, 4)]
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests import tiny_models
 from tests.tiny_models import GREEDY_TOKENS, LENGTHS, prompts
+from xlaserve.engine import host_tier
 from xlaserve.engine.llm import LLM
 from xlaserve.errors import ConfigError
 from xlaserve.runner.compilations import LOG
@@ -201,3 +202,29 @@ def test_shared_blocks_change_nothing(name, num_blocks, cache_dir):
         assert scheduler.num_forks > 0
         assert scheduler.prefix_hits > 100
         assert llm.service.free_blocks() == free
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_blocks_that_went_to_the_host_and_came_back_change_no_text(name, cache_dir, monkeypatch):
+    monkeypatch.setattr(host_tier, "START_SECONDS", 0.0)  # no prefix of a tiny model is long enough to pay
+    monkeypatch.setitem(host_tier.RATES, "cpu", host_tier.Rates(link_bytes=1e12, operations=1e9))
+    expected = tiny_models.greedy(name, LENGTHS)
+    with start(name, cache_dir, **SMALL_BLOCKS, cache__host_memory="4MiB") as llm:
+        before = LOG.compiled().get("unexpected", 0)
+        for _ in range(2):
+            assert ids(llm.generate(prompts(LENGTHS), greedy())) == expected
+            llm.generate([[7] * 60], greedy(4))
+            assert [ids(llm.generate([prompt], greedy()))[0] for prompt in prompts(LENGTHS)] == expected
+        assert llm.service.stats()["restores"] > 10
+        assert LOG.compiled().get("unexpected", 0) == before
+
+
+def test_host_tier_that_never_pays_is_off(cache_dir):
+    with start("llama", cache_dir, cache__host_memory="4MiB") as llm:
+        assert runner_of(llm).programs.gather_blocks == ()
+        assert llm.service._scheduler.block_manager.host_pools == ()
+
+
+def test_host_memory_that_holds_no_block_is_refused(cache_dir):
+    with pytest.raises(ConfigError, match=r"cache.host_memory: 100 bytes hold no block of every layer group; \d+ do"):
+        start("llama", cache_dir, cache__host_memory="100")

@@ -110,6 +110,7 @@ traces = st.lists(
     num_blocks=st.lists(st.integers(7, 14), min_size=1, max_size=2),
     window=st.sampled_from([None, 1, 2, 5, 9]),
     prefix_caching=st.booleans(),
+    host_slots=st.sampled_from([0, 0, 2, 9, 50]),
     block_size=st.integers(1, 5),
     rows=st.integers(1, 5),
     budget=st.sampled_from([1, 3, 4, 8, 17]),
@@ -117,14 +118,16 @@ traces = st.lists(
     fail_at=st.sets(st.tuples(st.sampled_from(["body", "sample", "result"]), st.integers(0, 30)), max_size=2),
 )
 def test_every_request_gives_what_it_gives_alone(
-    trace, num_blocks, window, prefix_caching, block_size, rows, budget, async_scheduling, fail_at
+    trace, num_blocks, window, prefix_caching, host_slots, block_size, rows, budget, async_scheduling, fail_at
 ):
     """Whatever the pool, the chunks, the batch-mates, what is cached, forks, preemptions, aborts and failed steps."""
     vocab_size = 20  # small: EOS is met often
+    host = {"host_slots": host_slots, "host_min_tokens": 1 + host_slots % 3, "host_step_blocks": 1 + host_slots // 4}
     engine, runner = make_engine(
         num_blocks,
         windows=[None, window][: len(num_blocks)],
-        prefix_caching=prefix_caching,
+        prefix_caching=prefix_caching or host_slots > 0,
+        **host,
         block_size=block_size,
         max_num_seqs=rows,
         max_num_batched_tokens=budget,

@@ -62,6 +62,7 @@ def test_all_series_are_there_before_the_first_request(setup):
         ),
         *("prefix_cache_queries_total", "prefix_cache_hits_total", "padding_tokens_total"),
         *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "num_preemptions_total"),
+        *("num_offloads_total", "num_restores_total", "kv_host_blocks_used"),
         *("prompt_tokens_total", "generation_tokens_total", "iteration_tokens_total_count"),
         *("time_to_first_token_seconds_count", "inter_token_latency_seconds_count"),
         *("request_time_per_output_token_seconds_count", "e2e_request_latency_seconds_count"),

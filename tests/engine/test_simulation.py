@@ -258,3 +258,11 @@ def test_a_curve_keeps_its_shape_in_bounded_memory():
     times = [time for time, _ in curve.points]
     steps = {later - earlier for earlier, later in pairwise(times)}
     assert (times[0], len(steps)) == (0, 1)
+
+
+def test_offloads_and_restores_are_counted():
+    trace = [TraceRequest(12, 1, arrival=n, prefix="ab"[n % 2], prefix_tokens=12) for n in range(6)]
+    memory = make_report(simulate(trace, replace(TINY, num_blocks=5, host_blocks=10)))["memory"]
+    assert memory["offloads"] > 0
+    assert memory["restores"] > 0
+    assert make_report(simulate(trace, replace(TINY, num_blocks=5)))["memory"]["offloads"] == 0

@@ -6,22 +6,31 @@ of every pool is the null block; in a table it means "no block": in layers with 
 Blocks are shared by reference count: by requests that begin alike (`match`, `start`) and by forks (`fork`). Full blocks
 are never written again. A partly filled one is: whoever is about to, while others refer to it, gets a copy first.
 
+With a host tier (`host_pool.py`) full blocks that are evicted are copied to host memory, and a prefix goes on there
+where it ends on the device. The copies are made before anything else in a step: they find what the blocks held when it
+began. That is what was evicted, for nothing that the step itself brings into a block is evicted to the host: what it
+restores is there still, and all else is published only once it has come back.
+
 Knows no tensor and no scheduling. What it orders is carried out on the device in the order in which steps are launched:
 so blocks may be given back, published and copied while steps that use them are still under way.
 """
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from xlaserve.core.block_pool import NULL_BLOCK, BlockPool
+from xlaserve.core.block_pool import NULL_BLOCK, BlockPool, Tokens
+from xlaserve.core.host_pool import Contents, HostPool, HostTier
+from xlaserve.core.prefix_hit import ON_HOST, Found, PrefixHit
 from xlaserve.core.prefix_keys import next_key, root_key
 from xlaserve.core.request import Request
 
 BlockEntry = tuple[int, int, int]  # (group, column, block): column `column` of the group's table now names `block`
 BlockCopy = tuple[int, int, int]  # (group, source, destination)
+HostCopy = tuple[int, int, int]  # (group, block, host slot), in either direction
 
 
 @dataclass(frozen=True)
@@ -32,16 +41,13 @@ class GroupSpec:
     sliding_window: int | None = None  # tokens, the query's own included
 
 
-class PrefixHit(NamedTuple):
-    """What the pools hold of a request's tokens, from its start without a gap."""
-
-    num_tokens: int
-    tables: tuple[tuple[int, ...], ...]  # per group, whole blocks only
-    starts: tuple[int, ...]  # per group, a block that begins with the rest of num_tokens; empty if there is no rest
-
-
 class Allocation(NamedTuple):
     entries: Sequence[BlockEntry] = ()
+    copies: Sequence[BlockCopy] = ()  # to be made before anything is written
+
+
+class Start(NamedTuple):
+    restores: Sequence[HostCopy] = ()  # to be made before the copies
     copies: Sequence[BlockCopy] = ()  # to be made before anything is written
 
 
@@ -51,19 +57,34 @@ _NOTHING = Allocation()  # the answer to most calls: a decode's token fits into 
 class BlockManager:
     """All operations are O(1) per block; a request's tables live in `Request.block_tables`, written only here.
 
-    max_step_tokens: that one request may get in a step.
+    max_step_tokens: that one request may get in a step. host: needs prefix_caching.
     """
 
     def __init__(
-        self, groups: Sequence[GroupSpec], block_size: int, *, max_step_tokens: int, prefix_caching: bool = True
+        self,
+        groups: Sequence[GroupSpec],
+        block_size: int,
+        *,
+        max_step_tokens: int,
+        prefix_caching: bool = True,
+        host: HostTier | None = None,
     ):
         assert groups
         assert block_size >= 1
         self.groups = tuple(groups)
         self.block_size = block_size  # tokens
-        self.pools = tuple(BlockPool(group.num_blocks) for group in groups)
+        on_evict = [functools.partial(self._offload, index) if host else None for index in range(len(groups))]
+        self.pools = tuple(BlockPool(group.num_blocks, hook) for group, hook in zip(groups, on_evict, strict=True))
+        self.host_pools = tuple(map(HostPool, host.num_slots)) if host else ()  # per group, or none at all
+        self.num_offloads = 0  # blocks, since the start
+        self.num_restores = 0
         self.prefix_caching = prefix_caching
         self.num_releases = 0  # how often blocks were given back: tells whether waiting can have helped
+        self._host = host
+        self._most_copies = host.max_step_blocks if host else 0  # to the host and back, in a step and group
+        self._offloads: list[HostCopy] = []  # of the step being made,
+        self._step_offloads = [0] * len(groups)  # how many of each group,
+        self._step_restores = [0] * len(groups)  # and likewise
         self._max_step_tokens = max_step_tokens
         self._sliding_groups = [index for index, group in enumerate(groups) if group.sliding_window is not None]
 
@@ -106,65 +127,125 @@ class BlockManager:
     def match(self, request: Request) -> PrefixHit:
         """The longest prefix that can be shared. One token at least is left to compute: its logits are wanted.
 
-        Of layers with a sliding window only the blocks that the next token sees are needed.
+        Of layers with a sliding window only the blocks that the next token sees are needed. What the host has is used
+        if it adds enough.
         """
-        empty = PrefixHit(0, ((),) * len(self.pools), ())
         if not self.prefix_caching:
-            return empty
+            return PrefixHit(0, ((),) * len(self.pools), ())
+        hit = self._match(request, on_host=False)
+        if self._host:
+            longer = self._match(request, on_host=True)
+            if longer.num_tokens - hit.num_tokens >= self._host.min_tokens:
+                return longer
+        return hit
+
+    def _match(self, request: Request, *, on_host: bool) -> PrefixHit:
         size, usable = self.block_size, len(request.token_ids) - 1
-        found: list[list[int]] = [[] for _ in self.pools]  # by column; the null block where there is none
-        unbroken = [0] * len(self.pools)  # columns found one after the other, up to the present
+        found = [Found() for _ in self.pools]
         num_blocks = 0
         for column in range(usable // size):
-            key, tokens = self._key(request, column), tuple(request.token_ids[column * size : (column + 1) * size])
-            for group, pool in enumerate(self.pools):
-                block = pool.find(key, tokens)
-                found[group].append(block or NULL_BLOCK)
-                unbroken[group] = unbroken[group] + 1 if block else 0
-            if any(not run and spec.sliding_window is None for run, spec in zip(unbroken, self.groups, strict=True)):
+            contents, end = self._contents(request, column), column + 1
+            for group, each in enumerate(found):
+                each.add(self._find(group, contents, on_host), self._first_seen(group, end * size))
+            if any(not each.run and spec.sliding_window is None for each, spec in zip(found, self.groups, strict=True)):
                 break
-            end = column + 1
-            if all(run >= end - self._first_seen(group, end * size) for group, run in enumerate(unbroken)):
+            if all(each.run >= end - each.first and self._can_restore(g, each.on_host) for g, each in enumerate(found)):
                 num_blocks = end
         tables = []
-        for group, blocks in enumerate(found):
+        for group, each in enumerate(found):
             first = self._first_seen(group, num_blocks * size)
-            tables.append((NULL_BLOCK,) * first + tuple(blocks[first:num_blocks]))
+            tables.append((NULL_BLOCK,) * first + tuple(each.blocks[first:num_blocks]))
+        if any(ON_HOST in table for table in tables):  # a block to copy from could be taken for one that is restored
+            return PrefixHit(num_blocks * size, tuple(tables), ())
         rest = tuple(request.token_ids[num_blocks * size : min((num_blocks + 1) * size, usable)])
         key = self._key(request, num_blocks)
         starts, lengths = zip(*(pool.find_start(key, rest) for pool in self.pools), strict=True)
         more = min(lengths)
         return PrefixHit(num_blocks * size + more, tuple(tables), starts if more else ())
 
+    def _find(self, group: int, contents: Contents, on_host: bool) -> int:
+        """The block that has them; ON_HOST if only the host does and may be asked; else the null block."""
+        block = self.pools[group].find(*contents)
+        if block is None and on_host and self.host_pools[group].find(contents) is not None:
+            return ON_HOST
+        return block or NULL_BLOCK
+
+    def _can_restore(self, group: int, num_blocks: int) -> bool:
+        """Whether the step being made may have as many restores more."""
+        return not num_blocks or self._step_restores[group] + num_blocks <= self._most_copies
+
     def can_start(self, request: Request, hit: PrefixHit, spare: int) -> bool:
         """Whether, beside the hit, all tokens known of the request fit, with `spare` blocks per group left over."""
         columns = self._columns(request.num_tokens)
         for spec, pool, table in zip(self.groups, self.pools, hit.tables, strict=True):
-            shared = [block for block in table if block != NULL_BLOCK]
-            held = columns - table.count(NULL_BLOCK)
+            passed = table.count(NULL_BLOCK)
+            held = columns - passed
             if spec.sliding_window is not None:
-                held = max(min(held, self._most_at_once(spec.sliding_window)), len(shared))
-            in_use = sum(pool.ref_count(block) > 0 for block in shared)
+                held = max(min(held, self._most_at_once(spec.sliding_window)), len(table) - passed)
+            in_use = sum(block > NULL_BLOCK and pool.ref_count(block) > 0 for block in table)
             if held - in_use + spare > pool.num_free:
                 return False
         return True
 
-    def start(self, request: Request, hit: PrefixHit) -> list[BlockCopy]:
+    def start(self, request: Request, hit: PrefixHit) -> Start:
         """Gives a request without blocks what was found for it just now, as its computed tokens."""
         assert not request.block_tables
+        missing = self._hold(request, hit)  # before any block is taken: that may need a slot
         for pool, table in zip(self.pools, hit.tables, strict=True):
             for block in table:
-                if block != NULL_BLOCK:
+                if block > NULL_BLOCK:
                     pool.share(block)
             request.block_tables.append(list(table))
         request.num_computed_tokens = hit.num_tokens
         request.num_published_blocks = hit.num_tokens // self.block_size
+        restores = []
+        for group, column, slot in missing:
+            block = self.pools[group].take()
+            self.pools[group].publish(block, *self._contents(request, column))
+            request.block_tables[group][column] = block
+            restores.append((group, block, slot))
         copies = []
         for group, source in enumerate(hit.starts):
             block = self.pools[group].take()  # may be the source itself, of which the copy then is none
             request.block_tables[group].append(block)
             copies.append((group, source, block))
-        return copies
+        return Start(restores, copies)
+
+    def _hold(self, request: Request, hit: PrefixHit) -> list[tuple[int, int, int]]:
+        """(group, column, slot) of what is to be restored; the slots keep what they have until the step is complete."""
+        found = []
+        for group, table in enumerate(hit.tables):
+            for column in [column for column, block in enumerate(table) if block == ON_HOST]:
+                slot = self.host_pools[group].find(self._contents(request, column))
+                assert slot is not None, "found just now"
+                self.host_pools[group].hold(slot)
+                self._step_restores[group] += 1
+                found.append((group, column, slot))
+        self.num_restores += len(found)
+        return found
+
+    def _offload(self, group: int, block: int, key: bytes, tokens: Tokens) -> None:
+        """A block's contents are given up: the host keeps them if they are a full block and it has room."""
+        if len(tokens) < self.block_size or self._step_offloads[group] == self._most_copies:
+            return
+        slot = self.host_pools[group].store((key, tokens))
+        if slot is not None:
+            self._offloads.append((group, block, slot))
+            self._step_offloads[group] += 1
+            self.num_offloads += 1
+
+    def end_step(self) -> list[HostCopy]:
+        """What has to be copied to the host before anything else that the step being made orders."""
+        offloads, self._offloads = self._offloads, []
+        self._step_offloads, self._step_restores = ([0] * len(self.pools) for _ in range(2))
+        for host in self.host_pools:
+            host.let_go()
+        return offloads
+
+    def offloads_arrived(self, offloads: Sequence[HostCopy]) -> None:
+        """The step that they belong to has come back."""
+        for group, _, slot in offloads:
+            self.host_pools[group].arrive(slot)
 
     def allocate(self, request: Request, num_tokens: int) -> Allocation | None:
         """Makes room for tokens from the first that is not computed up to `num_tokens` in all.
@@ -233,6 +314,11 @@ class BlockManager:
         if self.prefix_caching and known % self.block_size and request.block_tables:
             self._publish(request, known // self.block_size, known)
 
+    def _contents(self, request: Request, column: int) -> Contents:
+        """Of a full block of known tokens."""
+        tokens = request.token_ids[column * self.block_size : (column + 1) * self.block_size]
+        return self._key(request, column), tuple(tokens)
+
     def _publish(self, request: Request, column: int, known: int) -> None:
         first = column * self.block_size
         tokens, key = tuple(request.token_ids[first : min(first + self.block_size, known)]), self._key(request, column)
@@ -251,9 +337,14 @@ class BlockManager:
         request.num_published_blocks = 0
 
     def forget_all(self) -> None:
-        """After the device's memory was lost; blocks in use keep their references."""
+        """After the device's memory was lost; blocks in use keep their references.
+
+        What has arrived on the host is as good as it was. Copies of steps that have not come back are not trusted.
+        """
         for pool in self.pools:
             pool.forget_all()
+        for host in self.host_pools:
+            host.drop_arriving()
 
     def _columns(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -286,3 +377,5 @@ class BlockManager:
                 counter.update(block for block in table if block != NULL_BLOCK)
         for pool, counter in zip(self.pools, references, strict=True):
             pool.check_integrity(counter)
+        for host in self.host_pools:
+            host.check_integrity()

@@ -7,6 +7,7 @@ unknown contents go first, then the least recently used.
 
 from bisect import bisect_left
 from collections import OrderedDict, deque
+from collections.abc import Callable
 
 NULL_BLOCK = 0  # where padding writes go: never handed out
 
@@ -16,10 +17,11 @@ Tokens = tuple[int, ...]
 class BlockPool:
     """All operations are O(1) in blocks; looking for contents costs a binary search among those with the same key."""
 
-    def __init__(self, num_blocks: int):
-        """num_blocks: the null block included."""
+    def __init__(self, num_blocks: int, on_evict: Callable[[int, bytes, Tokens], None] | None = None):
+        """num_blocks: the null block included. on_evict(block, key, tokens): a free block's contents are given up."""
         assert num_blocks >= 2, "a pool needs a block besides the null block"
         self.num_blocks = num_blocks
+        self._on_evict = on_evict
         self.num_known = 0  # blocks whose contents are known, free or not
         self.num_shared = 0  # references beyond each block's first: as many blocks would be needed without sharing
         self._unknown = deque(range(NULL_BLOCK + 1, num_blocks))  # free, contents unknown
@@ -45,6 +47,9 @@ class BlockPool:
             block = self._unknown.popleft()
         else:
             block, _ = self._known.popitem(last=False)
+            contents = self._contents[block]
+            if self._on_evict and contents:
+                self._on_evict(block, *contents)
             self.forget(block)
         self._ref_counts[block] = 1
         return block

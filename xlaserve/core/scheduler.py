@@ -110,6 +110,7 @@ class Scheduler:
         if len(output.preempted) == num_displaced:  # else the newcomer would be the next victim
             self._admit(output)
         output.rows.sort(key=attrgetter("row"))
+        output.offloads = self.block_manager.end_step()
         return output
 
     def _make_room(self, running: list[Request], output: SchedulerOutput) -> None:
@@ -162,7 +163,9 @@ class Scheduler:
             self.waiting.pop()
             if request.keeps_rows:
                 self._kept_rows[request] = request.keeps_rows
-            output.copies += self.block_manager.start(request, hit)
+            start = self.block_manager.start(request, hit)
+            if start.restores or start.copies:
+                output.move(start.restores, start.copies)
             if request.first_scheduled_time is None:
                 request.num_cached_tokens = hit.num_tokens
                 self.prefix_queries += request.num_prompt_tokens
@@ -200,7 +203,7 @@ class Scheduler:
         if allocation.entries and not admitted:
             output.table_deltas += [(group, request.row, column, block) for group, column, block in allocation.entries]
         if allocation.copies:
-            output.copies += allocation.copies
+            output.move((), allocation.copies)
         in_flight = start >= len(request.token_ids)
         token_ids = None if in_flight else tuple(request.token_ids[start : start + num_tokens])
         samples = start + num_tokens == len(request.token_ids) + request.num_in_flight
@@ -260,6 +263,7 @@ class Scheduler:
 
     def update(self, output: SchedulerOutput, result: StepResult) -> list[EngineOutput]:
         """Gives a step's tokens to their requests, preempted ones included; drops those of finished ones."""
+        self.block_manager.offloads_arrived(output.offloads)
         outputs = []
         finished = RequestStatus.FINISHED  # looked up once: Python 3.11 takes a while to find an enum's member
         for index, (sample, token, ok) in enumerate(

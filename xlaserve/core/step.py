@@ -3,6 +3,7 @@
 A class with slots where there is one per row: it is made in half the time of a named tuple.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -40,6 +41,14 @@ class ScheduledSample:
     position: int
 
 
+@dataclass(slots=True)
+class BlockMoves:
+    """Whole blocks brought where they are needed: all restores, then the copies in order."""
+
+    restores: list[tuple[int, int, int]] = field(default_factory=list)  # (group, block, host slot)
+    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (group, source, destination)
+
+
 @dataclass
 class SchedulerOutput:
     """One step. `rows` ascend by row; the sampled tokens come back in the order of `samples`."""
@@ -48,9 +57,21 @@ class SchedulerOutput:
     samples: list[ScheduledRow | ScheduledSample] = field(default_factory=list)
     admitted: list[Request] = field(default_factory=list)  # took a row in this step; their tables are new as a whole
     table_deltas: list[tuple[int, int, int, int]] = field(default_factory=list)  # (group, row, column, block), others
-    copies: list[tuple[int, int, int]] = field(default_factory=list)  # (group, source, destination) blocks, in order
+    offloads: list[tuple[int, int, int]] = field(default_factory=list)  # (group, block, host slot), before all else
+    moves: list[BlockMoves] = field(default_factory=list)  # then these in order, before anything is written
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
+
+    def move(self, restores: Sequence[tuple[int, int, int]], copies: Sequence[tuple[int, int, int]]) -> None:
+        """Adds restores, and copies that come after them.
+
+        A copy may read a free block which a request that starts later in the same step gets, to restore something into:
+        so restores never come before copies that were ordered first.
+        """
+        if not self.moves or (restores and self.moves[-1].copies):
+            self.moves.append(BlockMoves())
+        self.moves[-1].restores += restores
+        self.moves[-1].copies += copies
 
 
 class StepResult(Protocol):

@@ -1,7 +1,7 @@
 """From a Config to a running GenerationService."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +10,10 @@ from jax.sharding import Mesh
 
 from xlaserve.config import Config
 from xlaserve.core.block_manager import BlockManager, GroupSpec
+from xlaserve.core.host_pool import HostTier
 from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.engine.host_tier import host_tier
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.service import GenerationService, ModelInfo
@@ -56,6 +58,9 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     reporter.phase("size the KV pool")
     weights = _abstract_weights(model, settings, mesh)
     sizing = size_pools(config, settings, weights, replicated(mesh), reporter)
+    host = host_tier(config.cache, sizing, weights, mesh.devices.flat[0].platform, reporter)
+    if host:
+        sizing = replace(sizing, shapes=replace(sizing.shapes, host_slots=host.num_slots))
     reporter.phase("compile the programs")
     programs = compile_programs(
         sizing.shapes, weights, head_weight(weights), replicated(mesh),
@@ -73,7 +78,7 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
         on_progress=lambda done, total, name: reporter.progress("weights, bytes", done, total),
     )
     runner = ModelRunner(params, sizing.shapes, replicated(mesh), programs)
-    return _start(config, model, settings, sizing, runner, reporter)
+    return _start(config, model, settings, sizing, host, runner, reporter)
 
 
 def _open(config: Config, cache_dir: Path, reporter: Reporter) -> _Model:
@@ -101,8 +106,9 @@ def _abstract_weights(model: _Model, settings: Settings, mesh: Mesh) -> Any:
 
 
 def _start(
-    config: Config, model: _Model, settings: Settings, sizing: Sizing, runner: ModelRunner, reporter: Reporter
-) -> GenerationService:
+    config: Config, model: _Model, settings: Settings, sizing: Sizing, host: HostTier | None, runner: ModelRunner,
+    reporter: Reporter,
+) -> GenerationService:  # fmt: skip
     """Scheduler, engine and its thread around a runner that is ready."""
     shapes = sizing.shapes
     groups = [GroupSpec(n, spec.sliding_window) for n, spec in zip(shapes.num_blocks, shapes.specs, strict=True)]
@@ -111,6 +117,7 @@ def _start(
         shapes.block_size,
         max_step_tokens=settings.max_num_batched_tokens,
         prefix_caching=config.cache.prefix_caching,
+        host=host,
     )
     tenants = config.server.api_keys
     shown = ", ".join(f"{name} (weight {tenant.weight:g})" for name, tenant in tenants.items())

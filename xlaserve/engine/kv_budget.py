@@ -26,6 +26,7 @@ DEFAULT_UTILIZATION = 0.9  # of the device's memory
 STEP_BYTES = (
     16 * MIB
 )  # budgets are rounded to it: a few bytes more in use would make other programs, which no cache has
+STEP_TRANSFER_BYTES = 128 * MIB  # that a step brings to the host at most, and back: 5 ms at 25 GB/s
 PROBE_BLOCKS = 64  # of each group, while it is measured what the programs need
 
 
@@ -64,6 +65,8 @@ def kv_budget(
     if left > 0:  # else the compiler would find that they do not fit, and say so less clearly
         shapes = settings.shapes((PROBE_BLOCKS,) * len(kv_specs(settings.model)), settings.max_model_len)
         needed = probe_memory(shapes, weights, head_weight(weights), sharding).num_bytes
+        if section.host_memory is not None:
+            needed += 2 * 2 * STEP_TRANSFER_BYTES  # two steps may be under way
         left -= needed
     spent = f"{mib(weight_bytes)} of weights, {mib(needed)} for programs and {mib(memory.in_use)} in use"
     reason = f"cache.memory_utilization: {share:.0%} of {mib(memory.total)}, less {spent}"

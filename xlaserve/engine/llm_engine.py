@@ -16,7 +16,9 @@ from xlaserve.errors import EngineUnavailable
 from xlaserve.runner.commands import (
     Body,
     CopyBlocks,
+    OffloadBlocks,
     ResetRow,
+    RestoreBlocks,
     RowTokens,
     Runner,
     Sample,
@@ -104,10 +106,15 @@ class LLMEngine:
 
     def _launch(self, scheduled: SchedulerOutput) -> StepFuture:
         """Every step ends in a Sample, even of no rows: its future is what keeps the host from running far ahead."""
+        if scheduled.offloads:
+            self._runner.execute(OffloadBlocks(tuple(scheduled.offloads)))
         for request in scheduled.admitted:
             self._runner.execute(_reset_row(request))
-        if scheduled.copies:
-            self._runner.execute(CopyBlocks(tuple(scheduled.copies)))
+        for moves in scheduled.moves:
+            if moves.restores:
+                self._runner.execute(RestoreBlocks(tuple(moves.restores)))
+            if moves.copies:
+                self._runner.execute(CopyBlocks(tuple(moves.copies)))
         self._runner.execute(_body(scheduled))
         future = self._runner.execute(_sample(scheduled))
         assert future is not None

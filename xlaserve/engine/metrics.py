@@ -142,6 +142,9 @@ class _ReadWhenScraped(Collector):
         yield self._counter("prefix_cache_queries", "Prompt tokens looked for in blocks", scheduler.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found there", scheduler.prefix_hits)
         yield self._counter("num_preemptions", "Requests that lost their blocks", scheduler.num_preemptions)
+        manager = scheduler.block_manager
+        yield self._counter("num_offloads", "KV blocks copied to host memory", manager.num_offloads)
+        yield self._counter("num_restores", "KV blocks brought back from there", manager.num_restores)
         yield self._counter("num_forks", "Answers that began with another's blocks", scheduler.num_forks)
         yield self._counter("compilation_cache_hits", "Programs found in the persistent cache", self._cache_hits())
         labels = (*self._labels, "reason")
@@ -161,6 +164,8 @@ class _ReadWhenScraped(Collector):
         yield self._gauge("kv_blocks_cached", "KV blocks of known contents, in use or free", cached)
         shared = sum(pool.num_shared for pool in manager.pools)
         yield self._gauge("kv_blocks_shared", "KV blocks spared by sharing", shared)
+        on_host = sum(pool.num_used for pool in manager.host_pools)
+        yield self._gauge("kv_host_blocks_used", "KV blocks kept in host memory", on_host)
 
     def _queue(self, occupancy: Occupancy) -> Iterable[Metric]:
         """By tenant and priority."""

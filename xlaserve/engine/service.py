@@ -89,6 +89,7 @@ class GenerationService:
             "waiting": len(scheduler.waiting),
             "free_blocks": self.free_blocks(),
             "preemptions": scheduler.num_preemptions,
+            "restores": scheduler.block_manager.num_restores,
         }
 
     def submit(

@@ -30,6 +30,23 @@ class CopyBlocks:
     copies: tuple[tuple[int, int, int], ...]  # (group, source, destination)
 
 
+@dataclass(frozen=True)
+class OffloadBlocks:
+    """Copies blocks, as the commands before this one leave them, to slots of host memory.
+
+    They are there once the future of the next Sample has given its result. No slot is named twice until then.
+    """
+
+    blocks: tuple[tuple[int, int, int], ...]  # (group, block, host slot)
+
+
+@dataclass(frozen=True)
+class RestoreBlocks:
+    """Copies from slots of host memory, which have arrived, to blocks; in order, should a block be named twice."""
+
+    blocks: tuple[tuple[int, int, int], ...]  # (group, block, host slot)
+
+
 class RowTokens(NamedTuple):
     """The tokens of one row in a Body: `num_tokens` from position `start` on.
 
@@ -66,7 +83,7 @@ class Sample:
     want_logprobs: bool  # some row asks for alternatives; others cost nothing
 
 
-Command = ResetRow | CopyBlocks | Body | Sample
+Command = ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | Sample
 
 
 @dataclass(frozen=True)
@@ -94,5 +111,5 @@ class Runner(Protocol):
         ...
 
     def rebuild(self) -> None:
-        """Makes the device state anew, empty, after a step has failed."""
+        """Makes the device state anew, empty, after a step has failed. Host slots keep what has arrived."""
         ...

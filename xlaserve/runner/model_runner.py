@@ -13,9 +13,19 @@ from jax import Array
 from xlaserve.models.registry import head_weight
 from xlaserve.runner.body import pack_body
 from xlaserve.runner.buckets import Buckets
-from xlaserve.runner.commands import Body, Command, CopyBlocks, ResetRow, Sample, SampleResult
+from xlaserve.runner.commands import (
+    Body,
+    Command,
+    CopyBlocks,
+    OffloadBlocks,
+    ResetRow,
+    RestoreBlocks,
+    Sample,
+    SampleResult,
+)
 from xlaserve.runner.compilations import LOG
 from xlaserve.runner.heads.sample import SampleOutput, pack_sample, sample_packing
+from xlaserve.runner.host_blocks import Arrival, Blocks, HostSlots, pack_blocks, rounds
 from xlaserve.runner.kv_cache import pack_copies
 from xlaserve.runner.programs import Programs, ProgramShapes
 from xlaserve.runner.row_state import RowState, pack_reset
@@ -27,10 +37,13 @@ class BodyFuture:
     """A body under way that feeds no head."""
 
     hidden: Array
+    arrivals: list[Arrival]  # on their way since the step began
 
     def result(self) -> SampleResult:
         """Waits for the device. Raises what the step raised."""
         self.hidden.block_until_ready()
+        for arrival in self.arrivals:
+            arrival.complete()
         none = np.zeros((0, MAX_LOGPROBS), np.float32)
         return SampleResult(none[:, 0].astype(np.int32), none[:, 0] == 0, none[:, 0], none.astype(np.int32), none)
 
@@ -42,11 +55,14 @@ class SampleFuture:
     output: SampleOutput
     num_rows: int
     want_logprobs: bool
+    arrivals: list[Arrival]  # on their way since the step began
 
     def result(self) -> SampleResult:
         """Waits for the device. Raises what the step raised."""
         n, out = self.num_rows, self.output
         tokens, ok = np.asarray(out.tokens)[:n], np.asarray(out.ok)[:n]
+        for arrival in self.arrivals:
+            arrival.complete()
         if not self.want_logprobs:  # three transfers saved
             none = np.zeros((n, MAX_LOGPROBS), np.float32)
             return SampleResult(tokens, ok, none[:, 0], none.astype(np.int32), none)
@@ -71,6 +87,8 @@ class ModelRunner:
         self._sharding = sharding
         self.programs = programs
         self.num_padding_tokens = 0
+        if shapes.host_slots:  # kept when the device's memory is lost
+            self._host = HostSlots(shapes.specs, shapes.layouts, shapes.host_slots)
         with LOG.expect("start-up"):
             self.rebuild()
 
@@ -83,12 +101,17 @@ class ModelRunner:
         self._kv_caches, self._state = self._shapes.state(self._sharding)
         self._greedy = np.ones(self._shapes.max_num_seqs, bool)  # by row, mirrors state.sampling.temperature == 0
         self._hidden: Array | None = None
+        self._arrivals: list[Arrival] = []  # ordered since the last Sample
 
     def execute(self, command: Command) -> SampleFuture | BodyFuture | None:
         """Launches `command`; only Sample returns a future."""
         match command:
             case ResetRow():
                 return self._reset_row(command)
+            case OffloadBlocks(blocks):
+                self._offload(blocks)
+            case RestoreBlocks(blocks):
+                self._restore(blocks)
             case CopyBlocks(copies):
                 packed = pack_copies(self._shapes.copy_packing, copies)
                 self._kv_caches = self.programs.copy_blocks(self._kv_caches, packed)
@@ -104,6 +127,24 @@ class ModelRunner:
         self._state = RowState(tables, state.last_tokens, sampling)
         self._greedy[command.row] = command.temperature == 0
 
+    def _offload(self, blocks: Blocks) -> None:
+        for group, sources, slots in rounds(blocks):
+            pools = tuple(self._kv_caches[layer] for layer in self._shapes.specs[group].layers)
+            staged = self.programs.gather_blocks[group](pools, pack_blocks(sources))
+            for array in jax.tree.leaves(staged):
+                array.copy_to_host_async()
+            self._arrivals.append(Arrival(self._host, group, slots, staged))
+
+    def _restore(self, blocks: Blocks) -> None:
+        for group, destinations, slots in rounds(blocks):
+            layers, pools = self._shapes.specs[group].layers, list(self._kv_caches)
+            of_group = tuple(pools[layer] for layer in layers)
+            staged = self._host.read(group, slots)
+            of_group = self.programs.scatter_blocks[group](of_group, staged, pack_blocks(destinations))
+            for layer, pool in zip(layers, of_group, strict=True):
+                pools[layer] = pool
+            self._kv_caches = tuple(pools)
+
     def _body(self, command: Body) -> None:
         num_tokens = sum(row.num_tokens for row in command.rows)
         bucket = self.buckets.tokens_for(max(num_tokens, command.num_samples))
@@ -117,8 +158,9 @@ class ModelRunner:
 
     def _sample(self, command: Sample) -> SampleFuture | BodyFuture:
         assert self._hidden is not None, "Sample before any Body"
+        arrivals, self._arrivals = self._arrivals, []
         if not command.rows:  # a prompt's earlier chunk: no vocabulary product for nothing
-            return BodyFuture(self._hidden)
+            return BodyFuture(self._hidden, arrivals)
         size = self._hidden.shape[0]
         greedy = all(self._greedy[sample_row.row] for sample_row in command.rows)
         packed = pack_sample(sample_packing(size), command)
@@ -129,4 +171,4 @@ class ModelRunner:
         self._state = RowState(state.block_tables, last_tokens, state.sampling)
         for array in jax.tree.leaves(output) if command.want_logprobs else (output.tokens, output.ok):
             array.copy_to_host_async()
-        return SampleFuture(output, len(command.rows), command.want_logprobs)
+        return SampleFuture(output, len(command.rows), command.want_logprobs, arrivals)

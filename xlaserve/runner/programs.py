@@ -20,6 +20,7 @@ from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.compilations import LOG
 from xlaserve.runner.heads.sample import make_sample, sample_packing
+from xlaserve.runner.host_blocks import PACKING, gather_blocks, scatter_blocks, staged_spec
 from xlaserve.runner.kv_cache import copy_blocks, copy_packing, make_layouts, make_pools
 from xlaserve.runner.packing import Packing
 from xlaserve.runner.row_state import RowState, initial_row_state, reset_packing, reset_row
@@ -44,6 +45,7 @@ class ProgramShapes:
     backend: str
     dtype: np.dtype
     kv_dtype: np.dtype
+    host_slots: tuple[int, ...] = ()  # per layer group; empty: there is no host tier
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
@@ -81,15 +83,19 @@ class Programs:
     samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows are greedy
     reset_row: Compiled
     copy_blocks: Compiled
+    gather_blocks: tuple[Compiled, ...]  # per layer group, with a host tier
+    scatter_blocks: tuple[Compiled, ...]
 
     def __iter__(self) -> Iterator[Compiled]:
         yield from self.bodies.values()
         yield from self.samples.values()
         yield self.reset_row
         yield self.copy_blocks
+        yield from self.gather_blocks
+        yield from self.scatter_blocks
 
     def __len__(self) -> int:
-        return len(self.bodies) + len(self.samples) + 2
+        return len(list(iter(self)))
 
 
 def compile_programs(
@@ -108,7 +114,9 @@ def compile_programs(
     bodies = {key: program for (kind, key), program in compiled.items() if kind == "body"}
     samples = {key: program for (kind, key), program in compiled.items() if kind == "sample"}
     reset_row, copy_blocks = (compiled[kind, shapes.max_num_seqs] for kind in ("reset_row", "copy_blocks"))
-    return Programs(bodies, samples, reset_row, copy_blocks)
+    groups = range(len(shapes.host_slots))
+    gathers, scatters = (tuple(compiled[kind, group] for group in groups) for kind in ("gather", "scatter"))
+    return Programs(bodies, samples, reset_row, copy_blocks, gathers, scatters)
 
 
 def compile_all(
@@ -155,6 +163,20 @@ def lowerings(
     packing = shapes.copy_packing
     copy = jax.jit(functools.partial(copy_blocks, packing=packing, specs=shapes.specs), donate_argnums=0)
     yield ("copy_blocks", shapes.max_num_seqs), functools.partial(copy.lower, kv_caches, packing.abstract(sharding))
+    if shapes.host_slots:
+        yield from _host_lowerings(shapes, kv_caches, sharding)
+
+
+def _host_lowerings(
+    shapes: ProgramShapes, kv_caches: tuple[KVPool, ...], sharding: jax.sharding.Sharding
+) -> Iterator[tuple[Key, Callable[[], Lowered]]]:
+    gather, scatter = jax.jit(gather_blocks), jax.jit(scatter_blocks, donate_argnums=0)
+    packed = PACKING.abstract(sharding)
+    for group, (spec, layout) in enumerate(zip(shapes.specs, shapes.layouts, strict=True)):
+        pools = tuple(kv_caches[layer] for layer in spec.layers)
+        staged = _abstract(staged_spec(spec, layout), sharding)
+        yield ("gather", group), functools.partial(gather.lower, pools, packed)
+        yield ("scatter", group), functools.partial(scatter.lower, pools, staged, packed)
 
 
 def _abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:

@@ -32,6 +32,8 @@ def make_report(simulator: Simulator) -> dict[str, Any]:
             "internal_waste": measures.waste.value(),
             "prefix_hit_rate": _ratio(scheduler.prefix_hits, scheduler.prefix_queries),
             "preemptions": scheduler.num_preemptions,
+            "offloads": scheduler.block_manager.num_offloads,
+            "restores": scheduler.block_manager.num_restores,
         },
         "concurrency": _concurrency(simulator),
         "steps": {

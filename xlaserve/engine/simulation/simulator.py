@@ -6,6 +6,7 @@ from itertools import count
 
 from xlaserve.config import Config
 from xlaserve.core.block_manager import BlockManager, GroupSpec
+from xlaserve.core.host_pool import HostTier
 from xlaserve.core.policy import PolicyName, make_policy
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
@@ -24,6 +25,8 @@ MAX_NUM_SEQS = 256
 MAX_NUM_BATCHED_TOKENS = 2048
 _REQUESTS_IN_POOL = 10
 
+BYTES_PER_TOKEN = 128 * 2**10  # that host memory holds, as the default costs have it
+
 _TOKEN_IDS = 2**30  # prefixes take their ids from below, what is a prompt's own from above
 
 
@@ -41,6 +44,7 @@ class Sizes:
     policy: PolicyName = "fcfs"
     long_prefill_token_threshold: int | None = None
     weights: Mapping[str, float] = field(default_factory=dict)  # by tenant; others have 1
+    host_blocks: int = 0  # 0: no host tier
 
     @classmethod
     def of(cls, config: Config) -> "Sizes":
@@ -61,6 +65,7 @@ class Sizes:
             long_prefill_token_threshold=scheduler.long_prefill_token_threshold,
             weights={name: tenant.weight for name, tenant in config.server.api_keys.items()},
             prefix_caching=cache.prefix_caching,
+            host_blocks=(cache.host_memory or 0) // (BYTES_PER_TOKEN * cache.block_size),
         )
 
     @property
@@ -86,6 +91,7 @@ class Simulator:
                 sizes.block_size,
                 max_step_tokens=sizes.max_num_batched_tokens,
                 prefix_caching=sizes.prefix_caching,
+                host=HostTier((sizes.host_blocks,), 1, sizes.host_blocks) if sizes.host_blocks else None,
             ),
             max_num_seqs=sizes.max_num_seqs,
             max_num_batched_tokens=sizes.max_num_batched_tokens,
