@@ -92,7 +92,7 @@ def choose_sizes(num_tokens: int, out: int, inputs: int, x_bytes: int, weight: Q
     quantum = max(quantum, 2 * _LANES if packed else _LANES)
     fitting = [n for n in range(quantum, min(inputs, 2048) + 1, quantum) if inputs % n == 0]
     block = max(fitting, default=inputs)
-    if packed and block > 2048:  # all inputs, in one piece: room for their 4-bit values widened
+    if weight.group_size and block > 2048:  # all inputs, in one piece: their groups' products take room, too
         outputs = min(outputs, 512)
     resident = tokens * inputs * x_bytes <= _RESIDENT_BYTES
     return _Sizes(tokens, outputs, block, resident, weight.group_size, packed)
