@@ -8,6 +8,7 @@ import pytest
 
 from tests import tiny_models
 from tests.engine.test_end_to_end import greedy, ids, start
+from tests.server.harness import wait_until
 from tests.server.toy_service import make_toy_service
 from tests.tiny_models import BEAM_SEARCHES, BEAM_TOKENS
 from xlaserve.core.outputs import TokenLogprobs
@@ -131,10 +132,7 @@ def test_a_search_that_is_aborted_leaves_nothing_behind(make):
 
 
 def wait_until_idle(service) -> None:
-    until = time.monotonic() + 10
-    while service._loop.num_requests or service._scheduler.has_requests:
-        assert time.monotonic() < until
-        time.sleep(0.001)
+    assert wait_until(lambda: not (service._loop.num_requests or service._scheduler.has_requests), seconds=10)
 
 
 def test_a_timeout_counts_over_the_whole_and_leaves_the_best_so_far(make):
@@ -142,7 +140,7 @@ def test_a_timeout_counts_over_the_whole_and_leaves_the_best_so_far(make):
     scheduling = SchedulingParams(timeout=0.2)
     started = time.monotonic()
     answers = collect(Generations(service, [[65]], BEAMS, "a", scheduling=scheduling))
-    assert time.monotonic() - started < 0.6
+    assert time.monotonic() - started < 5  # and not for ever, each step in time
     assert {(answer.finish_reason, answer.stop_reason) for answer in answers} == {("length", "timeout")}
     assert all(0 < len(answer.token_ids) < 30 for answer in answers)
     assert [answer.score for answer in answers] == sorted((answer.score for answer in answers), reverse=True)
@@ -212,8 +210,7 @@ def test_a_shutdown_waits_for_a_search_and_for_its_next_steps(make):
     ended = []
     thread = threading.Thread(target=lambda: ended.append(service.shutdown(timeout=20)))
     thread.start()
-    while service.state == "ready":
-        time.sleep(0.001)
+    assert wait_until(lambda: service.state == "draining", seconds=10)
     with pytest.raises(EngineUnavailable):
         service.submit([1], SamplingParams())
     assert [len(answer.token_ids) for answer in collect(generations)] == [30, 30, 30]

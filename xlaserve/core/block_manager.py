@@ -108,6 +108,16 @@ class BlockManager:
     def num_free(self, group: int) -> int:
         return self.pools[group].num_free
 
+    @property
+    def num_blocks(self) -> int:
+        """Of all groups, without the null blocks."""
+        return sum(pool.num_blocks - 1 for pool in self.pools)
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Of all groups, that some request holds: free ones of known contents are not among them."""
+        return self.num_blocks - sum(pool.num_free for pool in self.pools)
+
     def usage(self) -> float:
         """The part of the fullest group's blocks in use: 0 when idle, 1 when none is left."""
         return 1.0 - min(pool.num_free / (pool.num_blocks - 1) for pool in self.pools)
@@ -117,7 +127,7 @@ class BlockManager:
 
         A token counts once its step is launched. Empty slots are those at the end of each table.
         """
-        num_used = sum(pool.num_blocks - 1 - pool.num_free for pool in self.pools)
+        num_used = self.num_used_blocks
         if not num_used:
             return 0.0
         tables = [(len(request.block_tables[0]), request.num_computed_tokens) for request in running]

@@ -155,11 +155,8 @@ class _ReadWhenScraped(Collector):
 
     def _blocks(self, manager: BlockManager) -> Iterable[Metric]:
         """Over all layer groups. Blocks that only the prefix cache knows are free ones."""
-        free = sum(pool.num_free for pool in manager.pools)
-        total = sum(pool.num_blocks - 1 for pool in manager.pools)
-        used = total - free
-        yield self._gauge("kv_blocks", "KV blocks there are", total)
-        yield self._gauge("kv_blocks_used", "KV blocks in use", used)
+        yield self._gauge("kv_blocks", "KV blocks there are", manager.num_blocks)
+        yield self._gauge("kv_blocks_used", "KV blocks in use", manager.num_used_blocks)
         cached = sum(pool.num_known for pool in manager.pools)
         yield self._gauge("kv_blocks_cached", "KV blocks of known contents, in use or free", cached)
         shared = sum(pool.num_shared for pool in manager.pools)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
 
 SECONDS = 1.0  # between two walks: ten thousand waiting requests take some milliseconds
@@ -23,11 +22,7 @@ NOTHING = Occupancy({}, 0.0)
 def take_occupancy(scheduler: Scheduler) -> Occupancy:
     waiting: dict[QueueClass, tuple[int, float]] = {}
     for request in scheduler.waiting:
-        name = _class(request)
+        name = request.tenant, request.priority
         count, oldest = waiting.get(name, (0, request.arrival_time))
         waiting[name] = count + 1, min(oldest, request.arrival_time)
     return Occupancy(waiting, scheduler.block_manager.internal_waste(scheduler.running))
-
-
-def _class(request: Request) -> QueueClass:
-    return request.tenant, request.priority

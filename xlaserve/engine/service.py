@@ -76,7 +76,7 @@ class GenerationService:
     def free_blocks(self) -> int:
         """Over all layer groups."""
         blocks = self._scheduler.block_manager
-        return sum(blocks.num_free(group) for group in range(len(blocks.groups)))
+        return blocks.num_blocks - blocks.num_used_blocks
 
     def retry_after(self) -> int:
         """Seconds until a request refused now may find a place, at the present rate; from 1 to 60."""

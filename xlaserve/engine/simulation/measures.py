@@ -4,7 +4,6 @@ from collections import Counter, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from xlaserve.core.block_manager import BlockManager
 from xlaserve.core.outputs import EngineOutput
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
@@ -54,8 +53,8 @@ class Measures:
 
     def passing(self, now: float, seconds: float, scheduler: Scheduler) -> None:
         """For `seconds` from `now` on things stay as they are."""
-        usage = _usage(scheduler.block_manager)
-        waste = scheduler.block_manager.internal_waste(scheduler.running)
+        blocks = scheduler.block_manager
+        usage, waste = blocks.num_used_blocks / blocks.num_blocks, blocks.internal_waste(scheduler.running)
         num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
         self.usage.add(usage, seconds)
         self.num_running.add(num_running, seconds)
@@ -99,9 +98,3 @@ class Measures:
         tenant.first_token.add(now - request.arrival_time)
         self.queue_time.add(request.first_scheduled_time - request.arrival_time)
         self.num_prompt_tokens += request.num_prompt_tokens
-
-
-def _usage(blocks: BlockManager) -> float:
-    """Share of the blocks in use, over all groups."""
-    free = sum(pool.num_free for pool in blocks.pools)
-    return 1 - free / sum(pool.num_blocks - 1 for pool in blocks.pools)
