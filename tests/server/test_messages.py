@@ -3,7 +3,7 @@
 import pytest
 
 from xlaserve.errors import InvalidRequest
-from xlaserve.server.protocol import parse_chat
+from xlaserve.server.protocol.chat import parse_chat
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
 

@@ -5,17 +5,18 @@ import pytest
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import SamplingParams
 from xlaserve.scheduling_params import SchedulingParams
-from xlaserve.server import protocol
+from xlaserve.server.protocol.chat import ChatRequest, parse_chat
+from xlaserve.server.protocol.completion import CompletionRequest, parse_completion
 
 USER = {"role": "user", "content": "hi"}
 
 
-def completion(**fields) -> protocol.CompletionRequest:
-    return protocol.parse_completion({"model": "m", "prompt": "hi"} | fields)
+def completion(**fields) -> CompletionRequest:
+    return parse_completion({"model": "m", "prompt": "hi"} | fields)
 
 
-def chat(**fields) -> protocol.ChatRequest:
-    return protocol.parse_chat({"model": "m", "messages": [USER]} | fields)
+def chat(**fields) -> ChatRequest:
+    return parse_chat({"model": "m", "messages": [USER]} | fields)
 
 
 def params(request, **defaults) -> SamplingParams:
@@ -187,7 +188,7 @@ def test_wrong_completion_logprobs(value):
 
 def test_missing_model():
     with pytest.raises(InvalidRequest, match="Missing required parameter: 'model'") as caught:
-        protocol.parse_chat({"messages": [USER]})
+        parse_chat({"messages": [USER]})
     assert caught.value.param == "model"
 
 

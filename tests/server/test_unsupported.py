@@ -4,14 +4,15 @@ import pytest
 
 from tests.server.test_protocol import chat, completion
 from xlaserve.errors import InvalidRequest
-from xlaserve.server import protocol
+from xlaserve.server.protocol.chat import ChatRequest
+from xlaserve.server.protocol.completion import CompletionRequest
 from xlaserve.server.unsupported import CHAT, COMPLETION
 
 
 def test_null_is_the_same_as_absent_in_every_optional_field():
-    optional = {*protocol.CompletionRequest.model_fields, *COMPLETION} - {"model", "prompt"}
+    optional = {*CompletionRequest.model_fields, *COMPLETION} - {"model", "prompt"}
     assert completion(**dict.fromkeys(optional)) == completion()
-    optional = {*protocol.ChatRequest.model_fields, *CHAT} - {"model", "messages"}
+    optional = {*ChatRequest.model_fields, *CHAT} - {"model", "messages"}
     assert chat(**dict.fromkeys(optional)) == chat()
 
 

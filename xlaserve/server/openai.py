@@ -8,7 +8,8 @@ from flask import Blueprint, Response
 from xlaserve.engine.generations import Generations, collect
 from xlaserve.server import sse
 from xlaserve.server.http import check_model, json_response, liveness_check, read_json, server_state, tenant
-from xlaserve.server.protocol import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from xlaserve.server.protocol.chat import ChatRequest, parse_chat
+from xlaserve.server.protocol.completion import CompletionRequest, parse_completion
 from xlaserve.server.render import ChatRenderer, CompletionRenderer
 from xlaserve.server.responses import ModelCard, ModelList
 from xlaserve.server.tokens import chat_ids, prompt_ids

@@ -9,7 +9,7 @@ import xlaserve
 from xlaserve.errors import EngineUnavailable, InvalidRequest
 from xlaserve.server.errors import error_reply
 from xlaserve.server.http import check_model, json_response, read_json, server_state
-from xlaserve.server.protocol import parse_detokenize, parse_tokenize
+from xlaserve.server.protocol.tokenization import parse_detokenize, parse_tokenize
 from xlaserve.server.responses import DetokenizeReply, TokenizeReply
 from xlaserve.server.tokens import chat_ids
 

@@ -1,0 +1,92 @@
+"""The fields that the endpoints which generate text share."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from xlaserve.sampling_params import BeamSearchParams, SamplingParams
+from xlaserve.scheduling_params import SchedulingParams
+from xlaserve.server.protocol.strict import Strict
+
+# What a beam search takes no account of, with the values that ask for nothing.
+_WITHOUT_BEAMS = {"temperature": (0,), "top_p": (1,), "top_k": (0, -1), "seed": (), "stop": ([],)}
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+class StreamOptions(Strict):
+    include_usage: bool | None = None
+    include_obfuscation: Literal[False] | None = None
+    continuous_usage_stats: Literal[False] | None = None
+
+
+class GenerationRequest(Strict):
+    """Ranges are checked by SamplingParams and SchedulingParams."""
+
+    model: str
+    n: int | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None  # extension
+    seed: int | None = None
+    stop: Annotated[list[str], BeforeValidator(_as_list), Field(default_factory=list)]
+    stop_token_ids: Annotated[list[int], Field(default_factory=list)]  # extension
+    ignore_eos: bool = False  # extension
+    use_beam_search: bool = False  # extension
+    beam_width: int | None = None  # extension
+    length_penalty: float | None = None  # extension
+    return_token_ids: bool = False  # extension
+    priority: int = 0  # extension
+    timeout: float | None = None  # extension
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None  # extension
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    user: str | None = None  # no-op
+    metadata: dict[str, str] | None = None  # no-op
+
+    @model_validator(mode="after")
+    def _options_need_a_stream(self):
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options: only allowed when stream is true")
+        return self
+
+    @model_validator(mode="after")
+    def _beam_search_fields(self):
+        if not self.use_beam_search:
+            if self.beam_width is not None:
+                raise ValueError("beam_width: only allowed when use_beam_search is true")
+            if self.length_penalty not in (None, 1):
+                raise ValueError("length_penalty: only allowed when use_beam_search is true")
+            return self
+        if self.stream:
+            raise ValueError("stream: not allowed with use_beam_search: no token is certain before the end")
+        for name, neutral in _WITHOUT_BEAMS.items():
+            if getattr(self, name) not in (None, *neutral):
+                raise ValueError(f"{name}: has no effect with use_beam_search; leave it out")
+        return self
+
+    @property
+    def include_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.include_usage)
+
+    def scheduling_params(self, tenant: str) -> SchedulingParams:
+        return SchedulingParams(
+            priority=self.priority, timeout=self.timeout, tenant=tenant, cache_salt=self.cache_salt or ""
+        )
+
+    def _sampling_params(self, defaults: dict[str, Any], **fields: Any) -> SamplingParams | BeamSearchParams:
+        """The request's values, else the checkpoint's `defaults`, else OpenAI's. A beam search samples nothing."""
+        fields |= {
+            "n": 1 if self.n is None else self.n,
+            "stop_token_ids": tuple(self.stop_token_ids),
+            "ignore_eos": self.ignore_eos,
+        }
+        if self.use_beam_search:
+            penalty = 1.0 if self.length_penalty is None else self.length_penalty
+            return BeamSearchParams(beam_width=self.beam_width, length_penalty=penalty, **fields)
+        asked = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        chosen = defaults | {name: value for name, value in asked.items() if value is not None}
+        return SamplingParams(**chosen, seed=self.seed, stop=tuple(self.stop), **fields)

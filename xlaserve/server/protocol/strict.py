@@ -1,0 +1,7 @@
+"""The base of all requests."""
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
