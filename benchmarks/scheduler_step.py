@@ -6,7 +6,6 @@ Prints one JSON line: milliseconds, median and 99th percentile, of the wall cloc
 """
 
 import argparse
-import gc
 import json
 import statistics
 import time
@@ -15,6 +14,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from benchmarks.host_step import BLOCK_SIZE, FreeRunner
+from xlaserve.cli.engine import calm_garbage_collector
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
@@ -67,7 +67,7 @@ def measure(num_running: int, num_waiting: int, num_steps: int) -> dict[str, dic
     in_flight = None
     for step in range(WARM_UP_STEPS + num_steps):
         if step == WARM_UP_STEPS:
-            gc.collect()
+            calm_garbage_collector()
             scheduling, updating = Stopwatch(), Stopwatch()
         while len(scheduler.waiting) < num_waiting:
             scheduler.add(make_request(next(numbers)))

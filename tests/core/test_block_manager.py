@@ -36,7 +36,7 @@ def finish(manager: BlockManager, request: Request) -> None:
 def test_tables_grow_by_whole_blocks_and_report_only_the_new_ones():
     manager, request = make_manager(5), make_request(range(12))
     assert manager.allocate(request, 1) == ([(0, 0, 1)], [])
-    assert manager.allocate(request, 4) == ((), ())
+    assert manager.allocate(request, 4) == ([], [])
     assert manager.allocate(request, 12) == ([(0, 1, 2), (0, 2, 3)], [])
     assert request.block_tables == [[1, 2, 3]]
     assert manager.num_free(0) == 1
@@ -227,7 +227,7 @@ def test_fork_shares_all_blocks_and_the_first_to_write_copies_the_partial_one_on
     assert manager.pools[0].num_shared == 4
     assert manager.allocate(request, 7) == ([(0, 1, 3)], [(0, 2, 3)])
     assert manager.allocate(forks[0], 7) == ([(0, 1, 4)], [(0, 2, 4)])
-    assert manager.allocate(forks[1], 7) == ((), ())  # nobody else refers to it any more
+    assert manager.allocate(forks[1], 7) == ([], [])  # nobody else refers to it any more
     assert [each.block_tables for each in (request, *forks)] == [[[1, 3]], [[1, 4]], [[1, 2]]]
     assert manager.pools[0].num_shared == 2
     manager.check_integrity([request, *forks])

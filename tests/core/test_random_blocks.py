@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.core.test_block_manager import make_manager, make_request
+from xlaserve.core.block_manager import Allocation
 from xlaserve.core.block_pool import NULL_BLOCK
 from xlaserve.core.host_pool import HostTier
 from xlaserve.core.request import Request
@@ -88,7 +89,8 @@ class RandomUse(RuleBasedStateMachine):
             request.token_ids.append(token)
         end = min(start + count, len(request.token_ids))
         before = [pool.num_free for pool in self.manager.pools]
-        allocation = self.manager.allocate(request, end)
+        fits = end <= request.num_own_slots  # then the scheduler does not ask either
+        allocation = Allocation([], []) if fits else self.manager.allocate(request, end)
         if allocation is None:
             assert [pool.num_free for pool in self.manager.pools] == before
             most = -(-end // self.manager.block_size)

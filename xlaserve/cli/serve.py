@@ -58,7 +58,7 @@ def command(config: Path | None, host: str | None, port: int | None, api_key: st
 def serve(config: "Config") -> None:
     """Returns when asked to stop and all is finished. Raises ConfigError or CheckpointError when it cannot start."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from xlaserve.cli.engine import shut_down
+    from xlaserve.cli.engine import calm_garbage_collector, shut_down
     from xlaserve.server import wsgi
     from xlaserve.server.app import create_app
     from xlaserve.server.auth import ApiKeys, read_keys
@@ -73,6 +73,7 @@ def serve(config: "Config") -> None:
     service = None
     try:
         service = _load(config, state, stop)
+        calm_garbage_collector()
         state.set_ready(service)
         click.echo(f"Serving {service.info.name} on http://{server.host}:{server.port}", err=True)
         stop.wait()

@@ -42,16 +42,13 @@ class GroupSpec:
 
 
 class Allocation(NamedTuple):
-    entries: Sequence[BlockEntry] = ()
-    copies: Sequence[BlockCopy] = ()  # to be made before anything is written
+    entries: list[BlockEntry]
+    copies: list[BlockCopy]  # to be made before anything is written
 
 
 class Start(NamedTuple):
     restores: Sequence[HostCopy] = ()  # to be made before the copies
     copies: Sequence[BlockCopy] = ()  # to be made before anything is written
-
-
-_NOTHING = Allocation()  # the answer to most calls: a decode's token fits into the block before it
 
 
 class BlockManager:
@@ -260,14 +257,12 @@ class BlockManager:
     def allocate(self, request: Request, num_tokens: int) -> Allocation | None:
         """Makes room for tokens from the first that is not computed up to `num_tokens` in all.
 
-        Returns what changes in the tables; or None, with nothing changed, when some group has too few free blocks.
+        Not needed up to the request's `num_own_slots`, as for most tokens of a decode. Returns what changes in the
+        tables; or None, with nothing changed, when some group has too few free blocks.
         """
         tables = request.block_tables or [[] for _ in self.pools]
-        columns = -(-num_tokens // self.block_size)
+        columns = self._columns(num_tokens)
         column = request.num_computed_tokens // self.block_size  # of the first token to be written
-        # Tables are equally long, and a block that is not full is shared in all groups or in none: one tells of all.
-        if column < columns == len(tables[0]) and self.pools[0].ref_count(tables[0][column]) == 1:
-            return _NOTHING
         shared = [
             column < len(table) and pool.ref_count(table[column]) > 1
             for pool, table in zip(self.pools, tables, strict=True)
@@ -287,6 +282,7 @@ class BlockManager:
             for new in range(len(table), columns):
                 table.append(pool.take())
                 entries.append((group, new, table[new]))
+        request.num_own_slots = columns * self.block_size
         return Allocation(entries, copies)
 
     def fork(self, request: Request, child: Request) -> None:
@@ -299,6 +295,7 @@ class BlockManager:
             child.block_tables.append(list(table))
         child.num_computed_tokens = request.num_computed_tokens
         child.num_published_blocks = request.num_published_blocks
+        request.num_own_slots = 0  # the last block is shared, perhaps
 
     def publish(self, request: Request) -> None:
         """Makes the full blocks findable whose tokens are launched and known, then gives back those that no token to
@@ -345,6 +342,7 @@ class BlockManager:
         self.num_releases += 1
         request.block_tables = []
         request.num_published_blocks = 0
+        request.num_own_slots = 0
 
     def forget_all(self) -> None:
         """After the device's memory was lost; blocks in use keep their references.
@@ -383,6 +381,13 @@ class BlockManager:
         references = [Counter() for _ in self.groups]
         for request in requests:
             assert len(request.block_tables) in (0, len(self.groups))
+            assert request.num_own_slots in (0, sum(map(len, request.block_tables[:1])) * self.block_size)
+            if request.num_computed_tokens < request.num_own_slots:
+                column = request.num_computed_tokens // self.block_size
+                own = [
+                    pool.ref_count(table[column]) for pool, table in zip(self.pools, request.block_tables, strict=True)
+                ]
+                assert own == [1] * len(self.pools), f"{request.request_id} would write to blocks of {own} owners"
             for counter, table in zip(references, request.block_tables, strict=False):
                 counter.update(block for block in table if block != NULL_BLOCK)
         for pool, counter in zip(self.pools, references, strict=True):

@@ -52,6 +52,7 @@ class Request:
     row: int = -1  # place in the device state while running
     block_tables: list[list[int]] = field(default_factory=list)  # per layer group, while running; empty otherwise
     num_published_blocks: int = 0  # from the start, while running
+    num_own_slots: int = 0  # tokens that its blocks have room for, if nobody shares the last of them; else 0
     prefix_keys: list[bytes] = field(default_factory=list)  # of its first 0, 1, 2 ... blocks, as far as was needed
 
     # time.monotonic() of what has happened so far. The scheduler sets the first, whoever delivers the outputs the rest.

@@ -98,12 +98,16 @@ class Scheduler:
         num_new_tokens = [request.num_new_tokens for request in running]
         num_decodes = num_new_tokens.count(1)  # not scheduled yet
         for request, num_tokens in zip(running, num_new_tokens, strict=True):
-            if output.num_tokens == self.max_num_batched_tokens or request.row < 0:
+            if not num_tokens:
+                continue  # its last token is in flight
+            budget = self.max_num_batched_tokens - output.num_tokens
+            if not budget or request.row < 0:
                 break  # no budget left; or preempted for a better one, and so are all after it
-            num_decodes -= num_tokens == 1
-            budget = self.max_num_batched_tokens - output.num_tokens - num_decodes
-            if num_tokens and budget > 0:  # without any to compute, its last token is in flight
-                self._schedule_request(request, min(num_tokens, budget), output)
+            if num_tokens == 1:
+                num_decodes -= 1
+            budget -= num_decodes
+            if budget > 0:
+                self._schedule_request(request, num_tokens if num_tokens < budget else budget, output)
         parents = [sample.request for sample in output.samples if sample.request.forks]
         for parent in parents:  # now that nobody will be preempted any more
             self._begin_forks(parent, output)
@@ -190,31 +194,37 @@ class Scheduler:
     ) -> None:
         """Gives the request its next tokens, up to `num_tokens`, and the blocks for them.
 
-        Preempts the worst if need be.
+        Preempts the worst if need be. Called for each row of each step: of what it calls only `charge` is not rare.
         """
         start = request.num_computed_tokens
-        num_tokens = min(num_tokens, self.max_chunk)
-        while (allocation := self.block_manager.allocate(request, start + num_tokens)) is None:
-            victim = self.waiting.victim(self.running)
-            self._preempt(victim)
-            output.preempted.append(victim)
-            if victim is request:
-                return
-        if allocation.entries and not admitted:
-            output.table_deltas += [(group, request.row, column, block) for group, column, block in allocation.entries]
-        if allocation.copies:
-            output.move((), allocation.copies)
-        in_flight = start >= len(request.token_ids)
-        token_ids = None if in_flight else tuple(request.token_ids[start : start + num_tokens])
-        samples = start + num_tokens == len(request.token_ids) + request.num_in_flight
+        end = start + (num_tokens if num_tokens < self.max_chunk else self.max_chunk)
+        if end > request.num_own_slots and not self._allocate(request, end, output, admitted):
+            return
+        num_tokens, num_known = end - start, len(request.token_ids)
+        token_ids = tuple(request.token_ids[start:end]) if start < num_known else None
+        samples = end == num_known + request.num_in_flight
         scheduled = ScheduledRow(request, request.row, start, num_tokens, token_ids, samples)
         output.rows.append(scheduled)
         output.num_tokens += num_tokens
-        request.num_computed_tokens += num_tokens
+        request.num_computed_tokens = end
         self.waiting.charge(request, num_tokens)
         if samples:
             output.samples.append(scheduled)
             request.num_in_flight += 1
+
+    def _allocate(self, request: Request, num_tokens: int, output: SchedulerOutput, admitted: bool) -> bool:
+        """Blocks for as many tokens in all; False when the request had to be preempted itself."""
+        while (allocation := self.block_manager.allocate(request, num_tokens)) is None:
+            victim = self.waiting.victim(self.running)
+            self._preempt(victim)
+            output.preempted.append(victim)
+            if victim is request:
+                return False
+        if allocation.entries and not admitted:
+            output.table_deltas += [(group, request.row, column, block) for group, column, block in allocation.entries]
+        if allocation.copies:
+            output.move((), allocation.copies)
+        return True
 
     def _begin_forks(self, request: Request, output: SchedulerOutput) -> None:
         """They begin with the request's blocks, and the hidden state of the first sample it has just been given.
