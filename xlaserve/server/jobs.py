@@ -1,0 +1,74 @@
+"""From the JSON of one request to its answer, the same over HTTP and in a batch. Knows of no connection."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from xlaserve.engine.generations import Generations, collect
+from xlaserve.scheduling_params import SchedulingParams
+from xlaserve.server.http import check_model
+from xlaserve.server.protocol.chat import ChatRequest, parse_chat
+from xlaserve.server.protocol.completion import CompletionRequest, parse_completion
+from xlaserve.server.render import ChatRenderer, CompletionRenderer
+from xlaserve.server.responses import Reply
+from xlaserve.server.tokens import chat_ids, prompt_ids
+
+if TYPE_CHECKING:
+    from xlaserve.engine.service import GenerationService
+
+
+@dataclass(frozen=True)
+class Job:
+    """A request that has been checked: what the engine is to do, and who writes the answer. `prompts` are token ids."""
+
+    asked: CompletionRequest | ChatRequest
+    prompts: list[list[int]]
+    renderer: CompletionRenderer | ChatRenderer
+
+    def start(
+        self, service: "GenerationService", scheduling: SchedulingParams, check: Callable[[], None]
+    ) -> Generations:
+        """Submits it to the engine; `check` and the errors: see Generations, whose `abort` must be called."""
+        params = self.asked.sampling_params(service.info.sampling_defaults)
+        return Generations(service, self.prompts, params, self.renderer.id, scheduling=scheduling, check=check)
+
+    def whole(self, service: "GenerationService", scheduling: SchedulingParams, check: Callable[[], None]) -> Reply:
+        """The whole answer, once it is there; the rest as in `start`."""
+        generations = self.start(service, scheduling, check)
+        try:
+            return self.renderer.whole(collect(generations))
+        finally:
+            generations.abort()
+
+
+def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
+    """Raises InvalidRequest."""
+    asked = parse_completion(data)
+    check_model(asked.model, service.info)
+    limit = service.info.max_model_len
+    prompts = [prompt_ids(service.tokenizer, prompt, max_model_len=limit) for prompt in asked.prompt]
+    renderer = CompletionRenderer(
+        service.info.name,
+        prompts,
+        n=asked.n or 1,
+        return_token_ids=asked.return_token_ids,
+        include_usage=asked.include_usage,
+        logprobs=asked.logprobs is not None,
+    )
+    return Job(asked, prompts, renderer)
+
+
+def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
+    """Raises InvalidRequest."""
+    asked = parse_chat(data)
+    check_model(asked.model, service.info)
+    prompts = [chat_ids(service.tokenizer, asked.messages, max_model_len=service.info.max_model_len)]
+    renderer = ChatRenderer(
+        service.info.name,
+        prompts,
+        n=asked.n or 1,
+        return_token_ids=asked.return_token_ids,
+        include_usage=asked.include_usage,
+        logprobs=asked.logprobs,
+    )
+    return Job(asked, prompts, renderer)
