@@ -58,6 +58,12 @@ def toy_output(
     return context[len(prompt_ids) :]
 
 
+def first_allowed(token: int, mask: np.ndarray, vocab_size: int) -> int:
+    """The token, or the next one after it whose bit is set; ids go round."""
+    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size)
+    return (token + int(np.roll(allowed, -token).argmax())) % vocab_size
+
+
 def scripted(scripts: Mapping[tuple[int, ...], Sequence[int]], then: int) -> NextToken:
     """Each prompt is followed by its script, and after the script by `then` (EOS, say)."""
 
@@ -239,9 +245,11 @@ class ToyRunner:
     def _sample(self, command: Sample) -> ToyFuture:
         tokens, ok = [], []
         self._check(len(command.rows) == self._num_samples, "num_samples")
-        for row in command.rows:
+        masks = dict(command.masks)
+        for index, row in enumerate(command.rows):
             context = self._hidden[row.hidden_row]
-            tokens.append(WRONG if context is None else self._token_after(context, row.row, row.position))
+            token = WRONG if context is None else self._token_after(context, row.row, row.position)
+            tokens.append(first_allowed(token, masks[index], self.vocab_size) if index in masks else token)
             ok.append(context is None or not self.not_ok(context))
             self._last_tokens[row.row] = tokens[-1]
         self._device_free_at = max(time.monotonic(), self._device_free_at) + self.step_seconds

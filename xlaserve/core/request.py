@@ -4,6 +4,7 @@ import enum
 import time
 from dataclasses import dataclass, field, replace
 
+from xlaserve.core.constraint import Constraint
 from xlaserve.core.outputs import FinishReason
 from xlaserve.sampling_params import SamplingParams
 
@@ -29,6 +30,7 @@ class Request:
     seed: int  # resolved: the request's, or drawn for it
     eos_ids: frozenset[int] = frozenset()  # the part of stop_ids that is EOS: reported without a stop_reason
     choice_index: int = 0  # which of the answers to one prompt; names its random numbers
+    constraint: Constraint | None = None  # what rules its next token, as far as tokens have come back
     forks: list["Request"] = field(default_factory=list)  # further answers, which begin once the prompt is computed
     keeps_rows: int = 0  # for requests that will continue this one, the first step of a beam search: so many at a time
     continues: "Request | None" = None  # such a first step, whose turn this one goes on with
@@ -67,7 +69,13 @@ class Request:
     def add_fork(self, request_id: str, choice_index: int) -> "Request":
         """A further answer to the same prompt; before the request is added anywhere."""
         fork = replace(
-            self, request_id=request_id, choice_index=choice_index, forks=[], block_tables=[], prefix_keys=[]
+            self,
+            request_id=request_id,
+            choice_index=choice_index,
+            constraint=None if self.constraint is None else self.constraint.copy(),
+            forks=[],
+            block_tables=[],
+            prefix_keys=[],
         )
         self.forks.append(fork)
         return fork

@@ -295,6 +295,8 @@ class Scheduler:
 
     def _append_token(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...] | None) -> EngineOutput:
         request.token_ids.append(token)
+        if request.constraint is not None:
+            request.constraint.advance(token)
         finish_reason: FinishReason | None = None
         stop_reason = None
         if token in request.stop_ids:

@@ -6,7 +6,9 @@ two clocks account for.
 
 import logging
 from collections import deque
+from dataclasses import replace
 
+from xlaserve.core.constraint import ConstraintFailed
 from xlaserve.core.deadlines import Deadlines
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # in a row, no token coming back in between
 FAILED = "The engine has failed; its log tells why."
+NO_TOKEN = "What was asked of the output allows no token of this model here."
 TIMED_OUT = "The timeout of this request was over before the engine had room for it."
 
 
@@ -88,24 +91,33 @@ class LLMEngine:
     def step(self) -> list[EngineOutput]:
         """Launches the next step and returns what the one before it has brought.
 
+        When a row's next token must keep to a constraint, the step's body is launched, then the last step's tokens are
+        waited for, and only then what samples: the masks are made while the device computes the body.
+
         A step that fails loses the device's state, not the requests: what had come back stays, the rest is computed
         anew. When that happens MAX_FAILURES times in a row the engine has failed, and so have all its requests.
         """
         scheduled = self.scheduler.schedule()
         self.last_step_tokens = scheduled.num_tokens
+        outputs: list[EngineOutput] = []
         try:
             if scheduled.rows:
-                self._in_flight.append((scheduled, self._launch(scheduled)))
-            resolved = self._resolve(keep=self._steps_ahead if scheduled.rows else 0)
+                self._launch_body(scheduled)
+                sample = _sample(scheduled)  # before anything comes back: who ends with that has no row any more
+                if any(each.request.constraint is not None for each in scheduled.samples):
+                    outputs += self._update(self._resolve(keep=0))  # what may come next depends on it
+                    sample, failed = self._mask(scheduled, sample)
+                    outputs += failed
+                future = self._runner.execute(sample)
+                assert future is not None
+                self._in_flight.append((scheduled, future))
+            outputs += self._update(self._resolve(keep=self._steps_ahead if scheduled.rows else 0))
         except Exception as error:
-            return self._recover(error)
-        outputs = [output for step, result in resolved for output in self.scheduler.update(step, result)]
-        if outputs:
-            self._num_failures = 0
+            outputs += self._recover(error)
         return outputs
 
-    def _launch(self, scheduled: SchedulerOutput) -> StepFuture:
-        """Every step ends in a Sample, even of no rows: its future is what keeps the host from running far ahead."""
+    def _launch_body(self, scheduled: SchedulerOutput) -> None:
+        """A Sample follows, even of no rows: its future is what keeps the host from running far ahead."""
         if scheduled.offloads:
             self._runner.execute(OffloadBlocks(tuple(scheduled.offloads)))
         for request in scheduled.admitted:
@@ -116,9 +128,34 @@ class LLMEngine:
             if moves.copies:
                 self._runner.execute(CopyBlocks(tuple(moves.copies)))
         self._runner.execute(_body(scheduled))
-        future = self._runner.execute(_sample(scheduled))
-        assert future is not None
-        return future
+
+    def _mask(self, scheduled: SchedulerOutput, sample: Sample) -> tuple[Sample, list[EngineOutput]]:
+        """`sample` with the masks of its constrained rows; ends the requests that have no token to go on with.
+
+        The rows of those, and of requests that have just ended, are sampled all the same, and dropped.
+        """
+        masks, failed = [], []
+        for index, each in enumerate(scheduled.samples):
+            request = each.request
+            if request.constraint is None or request.is_finished:
+                continue
+            try:
+                mask = request.constraint.mask()
+                if mask is not None and not mask.any():
+                    raise ConstraintFailed(NO_TOKEN)
+            except ConstraintFailed as error:
+                self.scheduler.finish(request, "error")
+                failed.append(EngineOutput(request.request_id, finish_reason="error", error=str(error)))
+            else:
+                if mask is not None:
+                    masks.append((index, mask))
+        return replace(sample, masks=tuple(masks)), failed
+
+    def _update(self, resolved: list[tuple[SchedulerOutput, SampleResult]]) -> list[EngineOutput]:
+        outputs = [output for step, result in resolved for output in self.scheduler.update(step, result)]
+        if outputs:
+            self._num_failures = 0
+        return outputs
 
     def _resolve(self, keep: int) -> list[tuple[SchedulerOutput, SampleResult]]:
         """Waits for all steps in flight but the newest `keep`."""

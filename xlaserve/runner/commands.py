@@ -81,6 +81,7 @@ class Sample:
 
     rows: tuple[SampleRow, ...]
     want_logprobs: bool  # some row asks for alternatives; others cost nothing
+    masks: tuple[tuple[int, np.ndarray], ...] = ()  # (index into rows, int32 [ceil(V / 32)]): bits of allowed tokens
 
 
 Command = ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | Sample
