@@ -1,5 +1,6 @@
 """Real models against transformers' recorded continuations: float32 ids equal, logprobs within 1e-3, however run."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -91,16 +92,31 @@ def test_smollm2_in_chunks(demo_gguf, cache_dir, chunk):
         check_batch(llm, SMOLLM2)
 
 
-def test_smollm2_with_preemptions(demo_gguf, cache_dir):
+def test_smollm2_with_preemptions_forks_and_a_host_tier(demo_gguf, cache_dir):
     limits = {
         "scheduler__max_num_batched_tokens": 64,
         "scheduler__max_num_seqs": 10,
         "cache__num_blocks": 27,
+        "cache__host_memory": "64MiB",
         "model__max_model_len": 26 * 16,
     }
     with start(demo_gguf, cache_dir, **limits) as llm:
         check_batch(llm, SMOLLM2[:8])  # each fits alone, but not all that are admitted together
         assert llm.service.stats()["preemptions"] > 0
+        check_forks(llm, SMOLLM2[:4])
+        check_solo(llm, SMOLLM2[7:8])  # the longest: blocks that were computed before are on the host by now
+        check_batch(llm, SMOLLM2[:7])
+        check_solo(llm, SMOLLM2[7:8])
+        assert llm.service.stats()["restores"] > 0
+
+
+def check_forks(llm: LLM, cases: list[dict]) -> None:
+    """Three answers to each prompt, which begin with the same blocks."""
+    params = [dataclasses.replace(params_of(case), n=3) for case in cases]
+    answers = llm.generate([case["prompt_ids"] for case in cases], params)
+    for number, case in enumerate(cases):
+        for answer in answers[3 * number : 3 * number + 3]:
+            check(case, answer)
 
 
 def test_gemma3_alone_and_together(gemma_gguf, cache_dir):
