@@ -61,7 +61,7 @@ aot: .venv-aot/.installed-aot  ## Compile a sample for TPUs and GPUs that are no
 	.venv-aot/bin/python -m benchmarks.aot.kernels
 	.venv-aot/bin/python -m pytest -m aot tests/aot
 
-aot-full: .venv-aot/.installed-aot  ## Compile all kernels and the whole body for them, into docs/aot.md and docs/roofline.md (over an hour)
+aot-full: .venv-aot/.installed-aot  ## Compile all kernels and the whole body for them, into docs/aot.md and docs/roofline.md (about an hour)
 	.venv-aot/bin/python -m benchmarks.aot.kernels --full --out docs/aot.md; failed=$$?; \
 	.venv-aot/bin/python -m benchmarks.roofline --out docs/roofline.md && exit $$failed
 
