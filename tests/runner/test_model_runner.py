@@ -55,12 +55,12 @@ def reset(runner: ModelRunner, row: int) -> None:
     runner.execute(ResetRow(row, (blocks,) * len(runner._shapes.layouts), 0.0, 0, 1.0, 0))
 
 
-def step(runner: ModelRunner, *rows: RowTokens, sampled: tuple[int, ...]):
+def step(runner: ModelRunner, *rows: RowTokens, sampled: tuple[int, ...], masks=()):
     """One Body over `rows` and a Sample of the rows `sampled`."""
     runner.execute(Body(rows, (), sampled, len(sampled)))
     ends = {row.row: row.start + row.num_tokens for row in rows}
     samples = tuple(SampleRow(index, row, ends[row]) for index, row in enumerate(sampled))
-    future = runner.execute(Sample(samples, want_logprobs=True))
+    future = runner.execute(Sample(samples, True, masks))
     assert future is not None
     return future.result()
 
@@ -145,6 +145,21 @@ def test_deltas_extend_a_table_in_both_groups(runner):
         future = runner.execute(Sample((SampleRow(0, 0, piece.start + 1),), False))
         assert future is not None
         assert future.result().tokens[0] == want
+
+
+def test_a_mask_rules_its_row_alone_also_where_all_are_greedy(runner):
+    reset(runner, 0)
+    reset(runner, 1)
+    free = step(runner, *chunks_of(0, PROMPT[:9], 48), *chunks_of(1, PROMPT[:9], 48), sampled=(0, 1))
+    best, second = free.top_ids[0, :2].tolist()
+    assert free.tokens.tolist() == [best, best]
+    mask = np.full(-(-runner._shapes.config.vocab_size // 32), -1, np.int32)
+    mask[best // 32] ^= np.uint32(1 << best % 32).astype(np.int32)
+    masked = step(
+        runner, *chunks_of(0, PROMPT[:9], 48), *chunks_of(1, PROMPT[:9], 48), sampled=(0, 1), masks=((1, mask),)
+    )
+    assert masked.tokens.tolist() == [best, second]
+    np.testing.assert_array_equal(masked.top_ids, free.top_ids)
 
 
 def test_rebuild_gives_an_empty_state(runner):

@@ -11,7 +11,7 @@ import pytest
 from tests import tiny_models
 from xlaserve.models.config import ModelConfig
 from xlaserve.runner.commands import Sample, SampleRow
-from xlaserve.runner.heads.sample import make_sample, pack_sample, sample_packing
+from xlaserve.runner.heads.sample import make_sample, pack_masks, pack_sample, sample_packing
 from xlaserve.runner.row_state import SamplingState, initial_row_state
 from xlaserve.sampling_params import MAX_LOGPROBS
 
@@ -20,7 +20,16 @@ DRAWS = 4096  # rows of one call, all with the same logits: as many independent 
 
 
 def sample(
-    logits, *, greedy=False, want_logprobs=False, temperature=1.0, top_k=0, top_p=1.0, seeds=None, positions=None
+    logits,
+    *,
+    greedy=False,
+    want_logprobs=False,
+    temperature=1.0,
+    top_k=0,
+    top_p=1.0,
+    seeds=None,
+    positions=None,
+    masks=(),
 ):
     """Samples one token per row of logits [S, V], through the head with an identity in place of the vocabulary."""
     size, vocab = logits.shape
@@ -39,9 +48,16 @@ def sample(
         choice_index=jnp.zeros(size, jnp.int32),
     )
     head = jax.jit(make_sample(CONFIG, packing, greedy=greedy))
-    packed = pack_sample(packing, Sample(rows, want_logprobs))
+    command = Sample(rows, want_logprobs, tuple(masks))
     last = initial_row_state(size, 1, 1).last_tokens
-    return head(jnp.eye(vocab), jnp.asarray(logits, jnp.float32), state, last, packed)
+    arguments = [jnp.eye(vocab), jnp.asarray(logits, jnp.float32), state, last, pack_sample(packing, command)]
+    return head(*arguments) if greedy else head(*arguments, pack_masks(command, size, vocab))
+
+
+def bits(allowed) -> np.ndarray:
+    """bool [V] as int32 [ceil(V / 32)]"""
+    padded = np.pad(allowed, (0, -len(allowed) % 32))
+    return np.packbits(padded, bitorder="little").view(np.int32)
 
 
 @pytest.mark.parametrize("vocab", tiny_models.VOCABULARIES)
@@ -101,12 +117,33 @@ def test_rows_of_one_batch_keep_their_own_parameters():
     head = jax.jit(make_sample(CONFIG, packing, greedy=False))
     output, _ = head(
         jnp.eye(500), jnp.tile(jnp.asarray(logits), (size, 1)), state, jnp.zeros(size, jnp.int32),
-        pack_sample(packing, Sample(rows, False)),
+        pack_sample(packing, Sample(rows, False)), pack_masks(Sample((), False), size, 500),
     )  # fmt: skip
     assert output.tokens[0] == output.tokens[1] == logits.argmax()
     for row, options in ((2, {"temperature": 1.5}), (3, {"top_p": 0.3})):
         solo, _ = sample(logits[None], seeds=[9], positions=[3], **options)
         assert output.tokens[row] == solo.tokens[0]
+
+
+@pytest.mark.parametrize("vocab", [5, 32, 300])
+@pytest.mark.parametrize("options", [{"temperature": 0.0}, {"temperature": 2.0}, {"top_k": 3}, {"top_p": 0.5}])
+def test_masked_tokens_are_never_sampled_and_logprobs_stay_raw(vocab, options):
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((64, vocab)).astype(np.float32)
+    allowed = rng.random((64, vocab)) < 0.3
+    allowed[np.arange(64), rng.integers(vocab, size=64)] = True
+    allowed[::2] = True  # every second row has no mask
+    masks = [(row, bits(allowed[row])) for row in range(1, 64, 2)]
+    free, _ = sample(logits, want_logprobs=True, **options)
+    output, last_tokens = sample(logits, masks=masks, want_logprobs=True, **options)
+    assert allowed[np.arange(64), output.tokens].all()
+    np.testing.assert_array_equal(output.tokens[::2], free.tokens[::2])
+    np.testing.assert_array_equal(last_tokens, output.tokens)
+    np.testing.assert_array_equal(output.top_logprobs, free.top_logprobs)
+    total = np.log(np.exp(logits.astype(np.float64)).sum(-1))
+    np.testing.assert_allclose(output.logprobs, logits[np.arange(64), output.tokens] - total, atol=1e-5)
+    if options == {"temperature": 0.0}:
+        np.testing.assert_array_equal(output.tokens, np.where(allowed, logits, -np.inf).argmax(-1))
 
 
 def test_logprobs_are_raw_and_ordered():
@@ -136,7 +173,9 @@ def test_logits_that_are_not_finite_are_flagged_for_their_row_alone(bad, greedy)
     rows = tuple(SampleRow(i, i, 3) for i in range(4))
     state = initial_row_state(4, 1, 1)
     head = jax.jit(make_sample(CONFIG, packing, greedy=greedy))
-    output, _ = head(weight, hidden, state.sampling, state.last_tokens, pack_sample(packing, Sample(rows, False)))
+    masks = () if greedy else (pack_masks(Sample((), False), 4, 8),)
+    packed = pack_sample(packing, Sample(rows, False))
+    output, _ = head(weight, hidden, state.sampling, state.last_tokens, packed, *masks)
     np.testing.assert_array_equal(output.ok, [True, True, False, True])
 
 

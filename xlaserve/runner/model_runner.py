@@ -24,7 +24,7 @@ from xlaserve.runner.commands import (
     SampleResult,
 )
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.heads.sample import SampleOutput, pack_sample, sample_packing
+from xlaserve.runner.heads.sample import SampleOutput, mask_words, pack_masks, pack_sample, sample_packing
 from xlaserve.runner.host_blocks import Arrival, Blocks, HostSlots, pack_blocks, rounds
 from xlaserve.runner.kv_cache import pack_copies
 from xlaserve.runner.programs import Programs, ProgramShapes
@@ -102,6 +102,10 @@ class ModelRunner:
         self._greedy = np.ones(self._shapes.max_num_seqs, bool)  # by row, mirrors state.sampling.temperature == 0
         self._hidden: Array | None = None
         self._arrivals: list[Arrival] = []  # ordered since the last Sample
+        words = mask_words(self._shapes.config.vocab_size)
+        self._no_masks = {
+            size: jax.device_put(np.full((size, words), -1, np.int32), self._sharding) for size in self.buckets.outputs
+        }
 
     def execute(self, command: Command) -> SampleFuture | BodyFuture | None:
         """Launches `command`; only Sample returns a future."""
@@ -162,13 +166,17 @@ class ModelRunner:
         if not command.rows:  # a prompt's earlier chunk: no vocabulary product for nothing
             return BodyFuture(self._hidden, arrivals)
         size = self._hidden.shape[0]
-        greedy = all(self._greedy[sample_row.row] for sample_row in command.rows)
+        greedy = not command.masks and all(self._greedy[sample_row.row] for sample_row in command.rows)
         packed = pack_sample(sample_packing(size), command)
+        masks = () if greedy else (self._masks(command, size),)
         state = self._state
         output, last_tokens = self.programs.samples[size, greedy](
-            self._head_weight, self._hidden, state.sampling, state.last_tokens, packed
+            self._head_weight, self._hidden, state.sampling, state.last_tokens, packed, *masks
         )
         self._state = RowState(state.block_tables, last_tokens, state.sampling)
         for array in jax.tree.leaves(output) if command.want_logprobs else (output.tokens, output.ok):
             array.copy_to_host_async()
         return SampleFuture(output, len(command.rows), command.want_logprobs, arrivals)
+
+    def _masks(self, command: Sample, size: int) -> Array | np.ndarray:
+        return pack_masks(command, size, self._shapes.config.vocab_size) if command.masks else self._no_masks[size]

@@ -19,7 +19,7 @@ from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.heads.sample import make_sample, sample_packing
+from xlaserve.runner.heads.sample import make_sample, mask_words, sample_packing
 from xlaserve.runner.host_blocks import PACKING, gather_blocks, scatter_blocks, staged_spec
 from xlaserve.runner.kv_cache import copy_blocks, copy_packing, make_layouts, make_pools
 from xlaserve.runner.packing import Packing
@@ -80,7 +80,7 @@ class Programs:
     """Compiled; called with arrays of just the shapes they were made for, anything else is an error."""
 
     bodies: dict[int, Compiled]  # by T
-    samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows are greedy
+    samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows are greedy, without masks
     reset_row: Compiled
     copy_blocks: Compiled
     gather_blocks: tuple[Compiled, ...]  # per layer group, with a host tier
@@ -155,7 +155,9 @@ def lowerings(
         for greedy in (False, True):
             packing = sample_packing(size)
             sample = jax.jit(make_sample(config, packing, greedy=greedy), donate_argnums=3)
+            masks = jax.ShapeDtypeStruct((size, mask_words(config.vocab_size)), np.int32, sharding=sharding)
             arguments = (head_weight, hidden, rows.sampling, rows.last_tokens, packing.abstract(sharding))
+            arguments += () if greedy else (masks,)
             yield ("sample", (size, greedy)), functools.partial(sample.lower, *arguments)
     reset = jax.jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
     arguments = (rows.block_tables, rows.sampling, shapes.reset_packing.abstract(sharding))

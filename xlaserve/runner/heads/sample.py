@@ -34,7 +34,8 @@ class SampleOutput:
 
 def sample_packing(num_outputs: int) -> Packing:
     rows = (num_outputs,)
-    return Packing((("hidden_rows", rows), ("rows", rows), ("positions", rows), ("want_logprobs", ())))
+    names = ("hidden_rows", "rows", "positions")
+    return Packing((*((name, rows) for name in names), ("want_logprobs", ()), ("has_masks", ())))
 
 
 def pack_sample(packing: Packing, command: Sample) -> np.ndarray:
@@ -45,14 +46,31 @@ def pack_sample(packing: Packing, command: Sample) -> np.ndarray:
         parts["rows"][i] = sample_row.row
         parts["positions"][i] = sample_row.position
     parts["want_logprobs"][...] = command.want_logprobs
+    parts["has_masks"][...] = bool(command.masks)
     return buffer
 
 
-def make_sample(config: ModelConfig, packing: Packing, *, greedy: bool) -> Callable[..., tuple[SampleOutput, Array]]:
-    """The function to compile: (head_weight, hidden [S, D], sampling, last_tokens, packed) ->
-    (SampleOutput, last_tokens). To be donated: last_tokens. `greedy`: for steps whose rows all have temperature 0."""
+def mask_words(vocab_size: int) -> int:
+    """W, the 32-bit words that hold a bit for each token."""
+    return -(-vocab_size // 32)
 
-    def sample(head_weight: Array, hidden: Array, sampling: SamplingState, last_tokens: Array, packed: Array):
+
+def pack_masks(command: Sample, num_outputs: int, vocab_size: int) -> np.ndarray:
+    """int32 [S, W]: bit i % 32 of word i // 32 is set where token i may be sampled."""
+    masks = np.full((num_outputs, mask_words(vocab_size)), -1, np.int32)
+    for index, mask in command.masks:
+        masks[index] = mask
+    return masks
+
+
+def make_sample(config: ModelConfig, packing: Packing, *, greedy: bool) -> Callable[..., tuple[SampleOutput, Array]]:
+    """The function to compile: (head_weight, hidden [S, D], sampling, last_tokens, packed, masks) ->
+    (SampleOutput, last_tokens). To be donated: last_tokens.
+
+    `greedy`: for steps whose rows all have temperature 0 and no mask; its function takes no masks either.
+    """
+
+    def sample(head_weight: Array, hidden: Array, sampling: SamplingState, last_tokens: Array, packed: Array, *masks):
         parts = packing.unpack(packed)
         logits = compute_logits(head_weight, config, hidden[parts["hidden_rows"]])  # float32 [S, V]
         best = jnp.argmax(logits, axis=-1).astype(jnp.int32)
@@ -62,12 +80,20 @@ def make_sample(config: ModelConfig, packing: Packing, *, greedy: bool) -> Calla
         else:
             rows = jnp.minimum(parts["rows"], last_tokens.shape[0] - 1)
             mine = jax.tree.map(lambda array: array[rows], sampling)
-            tokens = jnp.where(mine.temperature == 0, best, _draw(logits, mine, parts["positions"]))
+            allowed = lax.cond(parts["has_masks"] != 0, _mask, lambda logits, masks: logits, logits, *masks)
+            best = jnp.argmax(allowed, axis=-1).astype(jnp.int32)
+            tokens = jnp.where(mine.temperature == 0, best, _draw(allowed, mine, parts["positions"]))
         logprobs, top_ids, top_logprobs = lax.cond(parts["want_logprobs"] != 0, _logprobs, _no_logprobs, logits, tokens)
         last_tokens = last_tokens.at[parts["rows"]].set(tokens, mode="drop")
         return SampleOutput(tokens, ok, logprobs, top_ids, top_logprobs), last_tokens
 
     return sample
+
+
+def _mask(logits: Array, masks: Array) -> Array:
+    """logits [S, V], masks int32 [S, W] -> logits, those whose bit is not set at minus infinity."""
+    bits = (masks[:, :, None] >> jnp.arange(32)) & 1
+    return jnp.where(bits.reshape(len(masks), -1)[:, : logits.shape[-1]] != 0, logits, -jnp.inf)
 
 
 def _pick(values: Array, index: Array) -> Array:
