@@ -37,6 +37,7 @@ def _parse_bytes(value):
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
 
+ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
 PolicyName = Literal["fcfs", "priority", "fair"]
 POOL_SIZE_KEYS = ("num_blocks", "memory", "memory_utilization")  # of the section `cache`
 
@@ -55,6 +56,8 @@ class ModelSection(_Section):
     max_model_len: int | None = Field(default=None, ge=1)
     generation_config: Literal["auto", "none"] = "auto"  # none: the checkpoint's sampling defaults are not used
     chat_template: Path | None = None  # a file that replaces the checkpoint's template
+    tool_parser: ToolParserName = "auto"  # how the model writes tool calls; auto: as its template tells
+    reasoning_parser: Literal["auto", "none", "think"] = "auto"  # think: <think>...</think>
 
 
 class CacheSection(_Section):

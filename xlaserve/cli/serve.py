@@ -31,8 +31,26 @@ DRAIN_SECONDS = 30.0  # for running requests, once asked to stop
     show_envvar=True,
     help="Requests must carry this key. Other users of the machine see options, but not the environment.",
 )
+@click.option(
+    "--tool-call-parser",
+    type=click.Choice(["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]),
+    help="How the model writes tool calls; auto: as its chat template tells.  [default: auto]",
+)
+@click.option(
+    "--reasoning-parser",
+    type=click.Choice(["auto", "none", "think"]),
+    help="think: answers begin with <think>...</think>; auto: as the chat template tells.  [default: auto]",
+)
 @user_errors
-def command(config: Path | None, host: str | None, port: int | None, api_key: str | None, **options: Any) -> None:
+def command(
+    config: Path | None,
+    host: str | None,
+    port: int | None,
+    api_key: str | None,
+    tool_call_parser: str | None,
+    reasoning_parser: str | None,
+    **options: Any,
+) -> None:
     """Serve a model over HTTP, compatible with OpenAI's API. CONFIG is a YAML file; without one, defaults apply.
 
     The port is bound at once and answers 503 until the model is ready: see /health and /ready. SIGTERM and Ctrl-C let
@@ -49,7 +67,12 @@ def command(config: Path | None, host: str | None, port: int | None, api_key: st
     if config is not None and options["config_file"] is not None:
         raise click.UsageError("The configuration is given twice: as CONFIG and as --config.")
     options["config_file"] = config or options["config_file"]
-    named = {"server__host": host, "server__port": port}
+    named = {
+        "server__host": host,
+        "server__port": port,
+        "model__tool_parser": tool_call_parser,
+        "model__reasoning_parser": reasoning_parser,
+    }
     if api_key is not None:
         named["server__api_keys__default"] = {"key": api_key}
     serve(resolve_config(**options, **named))

@@ -15,11 +15,13 @@ from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.host_tier import host_tier
 from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.engine.reasoning import thinks
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.service import GenerationService, ModelInfo
 from xlaserve.engine.settings import Settings, resolve_settings
 from xlaserve.engine.sizing import Sizing, check_memory, size_pools
 from xlaserve.engine.tokenizer import Tokenizer, eos_union, load_tokenizer, sampling_defaults
+from xlaserve.engine.tool_parsers import parser_for
 from xlaserve.layers.params import ArraySpec, map_specs
 from xlaserve.models import sources
 from xlaserve.models.checkpoint import Checkpoint
@@ -139,6 +141,8 @@ def _start(
         eos_ids=eos_union(model.tokenizer, checkpoint.config, checkpoint.generation_config),
         sampling_defaults=model.sampling_defaults,
         created=int(time.time()),
+        tool_parser=_tool_parser(config, model.tokenizer, reporter),
+        thinks=_thinks(config, model.tokenizer, reporter),
     )
     return GenerationService(
         engine,
@@ -149,3 +153,17 @@ def _start(
         compiled=LOG.compiled,
         cache_hits=LOG.cache_hits,
     )
+
+
+def _tool_parser(config: Config, tokenizer: Tokenizer, reporter: Reporter) -> str | None:
+    asked = config.model.tool_parser
+    found = parser_for(tokenizer.chat_template) if asked == "auto" else asked
+    reporter.info("tool parser", found or "none", f"model.tool_parser: {asked}")
+    return None if found == "none" else found
+
+
+def _thinks(config: Config, tokenizer: Tokenizer, reporter: Reporter) -> bool:
+    asked = config.model.reasoning_parser
+    found = thinks(tokenizer.chat_template) if asked == "auto" else asked == "think"
+    reporter.info("reasoning parser", "think" if found else "none", f"model.reasoning_parser: {asked}")
+    return found

@@ -2,9 +2,10 @@
 
 from typing import Any
 
+import jinja2.meta
 from jinja2.exceptions import TemplateError
 
-from xlaserve.engine.template_sandbox import compile_template, limits
+from xlaserve.engine.template_sandbox import compile_template, limits, parse_template
 from xlaserve.errors import InvalidRequest
 
 
@@ -15,10 +16,18 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: dict[str, str]):
+        self.source = source
+        self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(parse_template(source))
         self._template = compile_template(source)
         self._variables = variables
 
-    def render(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool) -> str:
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
         """Raises InvalidRequest with the template's own words if it refuses the messages."""
         # many templates print a null as "None"; they all handle a missing key
         messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
@@ -27,7 +36,7 @@ class ChatTemplate:
                 return self._template.render(
                     **self._variables,
                     messages=messages,
-                    tools=None,
+                    tools=tools,
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
                 )

@@ -34,6 +34,8 @@ class ModelInfo:
     eos_ids: frozenset[int]
     sampling_defaults: dict[str, Any] = field(default_factory=dict)  # for what a request does not set
     created: int = 0  # Unix time
+    tool_parser: str | None = None  # one of tool_parsers.PARSERS: how the model writes calls; None: not known
+    thinks: bool = False  # answers may begin with <think>...</think>
 
 
 class GenerationService:

@@ -51,6 +51,11 @@ def compile_template(source: str) -> jinja2.Template:
     return environment.from_string(_guarded(environment.parse(source)))
 
 
+def parse_template(source: str) -> nodes.Template:
+    """Its syntax, to look at. Raises jinja2.TemplateSyntaxError."""
+    return _Environment().parse(source)
+
+
 class _Guard(Extension):
     """Called from nodes of the syntax tree, which no template can write or shadow."""
 

@@ -18,6 +18,10 @@ _NO_TEMPLATE = (
     "This model has no chat template. Set one with `--chat-template FILE` (in the configuration: model.chat_template), "
     "or send a prompt to /v1/completions."
 )
+_NO_TOOLS = (
+    "This model's chat template has no place for tools. Leave them out, send tool_choice 'none', or set a template "
+    "that has one with `--chat-template FILE` (in the configuration: model.chat_template)."
+)
 _NO_VOCABULARY = "This model's folder has no tokenizer: send the prompt as token ids."
 
 
@@ -97,11 +101,27 @@ class Tokenizer:
         """How the token is shown in logprobs; bytes that are no character by themselves are U+FFFD."""
         return self.token_bytes(token_id).decode(errors="replace")
 
-    def apply_chat_template(self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True) -> str:
-        """To be encoded without special tokens: the template writes them. Raises InvalidRequest."""
+    @property
+    def chat_template(self) -> str:
+        """Its source; "" without one."""
+        return self._template.source if self._template else ""
+
+    def apply_chat_template(
+        self,
+        messages: list[dict[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: list[dict[str, Any]] | None = None,
+    ) -> str:
+        """To be encoded without special tokens: the template writes them. `tools` as in a request of OpenAI's.
+
+        Raises InvalidRequest, also for tools that the template would leave out.
+        """
         if self._template is None:
             raise InvalidRequest(_NO_TEMPLATE, param="messages")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+        if tools and not self._template.takes_tools:
+            raise InvalidRequest(_NO_TOOLS, param="tools")
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
 
 
 def load_tokenizer(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlaserve.engine.generations import Generations, collect
 from xlaserve.scheduling_params import SchedulingParams
+from xlaserve.server.chat_answer import AnswerForm
 from xlaserve.server.http import check_model
 from xlaserve.server.protocol.chat import ChatRequest, parse_chat
 from xlaserve.server.protocol.completion import CompletionRequest, parse_completion
@@ -62,7 +63,8 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     """Raises InvalidRequest."""
     asked = parse_chat(data)
     check_model(asked.model, service.info)
-    prompts = [chat_ids(service.tokenizer, asked.messages, max_model_len=service.info.max_model_len)]
+    tools = [tool.for_template() for tool in asked.offered_tools]
+    prompts = [chat_ids(service.tokenizer, asked.messages, max_model_len=service.info.max_model_len, tools=tools)]
     renderer = ChatRenderer(
         service.info.name,
         prompts,
@@ -70,5 +72,6 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
         return_token_ids=asked.return_token_ids,
         include_usage=asked.include_usage,
         logprobs=asked.logprobs,
+        form=AnswerForm(service, asked, prompts[0]),
     )
     return Job(asked, prompts, renderer)

@@ -70,6 +70,7 @@ class Message(_Strict):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall] | None, Field(min_length=1)] = None  # of an assistant
     tool_call_id: str | None = None  # of a tool
+    reasoning_content: str | None = None  # of an assistant; templates show it where their model is to see it
     annotations: Annotated[list | None, Field(max_length=0)] = None  # the openai client's messages hold an empty list
 
     _nulls = model_validator(mode="before")(_without_nulls)
@@ -80,6 +81,8 @@ class Message(_Strict):
             raise ValueError(f"tool_calls belong to an assistant message, not to one of role {self.role!r}")
         if self.tool_call_id is not None and self.role != "tool":
             raise ValueError(f"tool_call_id belongs to a tool message, not to one of role {self.role!r}")
+        if self.reasoning_content is not None and self.role != "assistant":
+            raise ValueError(f"reasoning_content belongs to an assistant message, not to one of role {self.role!r}")
         if self.content is None and self.tool_calls is None:
             raise ValueError(f"content is missing: a message of role {self.role!r} needs text")
         return self
@@ -91,6 +94,8 @@ class Message(_Strict):
             message["name"] = self.name
         if self.tool_call_id is not None:
             message["tool_call_id"] = self.tool_call_id
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         if self.tool_calls is not None:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
             for call in message["tool_calls"]:

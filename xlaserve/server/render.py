@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from xlaserve.server import responses
 from xlaserve.server.logprobs import chat_logprobs, completion_logprobs
-from xlaserve.server.responses import ChatDelta, FinishReason, Reply, Usage
+from xlaserve.server.responses import ChatDelta, CompletionTokensDetails, FinishReason, Reply, Usage
 
 if TYPE_CHECKING:
     from xlaserve.engine.completion import Completion
     from xlaserve.engine.output_processor import TextDelta
+    from xlaserve.server.chat_answer import AnswerForm
 
 
 class _Renderer:
@@ -55,9 +56,9 @@ class _Renderer:
         self._started.add(index)
         return is_first
 
-    def _shows(self, delta: "TextDelta") -> bool:
+    def _counts_tokens(self, delta: "TextDelta") -> bool:
         """A delta whose text is held back is a chunk of its own only for those who count tokens."""
-        return bool(delta.text or (delta.token_ids and (self._logprobs or self._return_token_ids)))
+        return bool(delta.token_ids) and (self._logprobs or self._return_token_ids)
 
     def _chunk_usage(self) -> dict[str, Any]:
         return {"usage": None} if self._include_usage else {}
@@ -90,7 +91,7 @@ class CompletionRenderer(_Renderer):
 
     def chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
         is_first = self._start(index, delta)
-        if not self._shows(delta) and delta.finish_reason is None:
+        if not (delta.text or self._counts_tokens(delta)) and delta.finish_reason is None:
             return
         logprobs = completion_logprobs(delta.logprobs or (), self._offsets[index]) if self._logprobs else None
         if logprobs:
@@ -121,18 +122,31 @@ class ChatRenderer(_Renderer):
 
     prefix = "chatcmpl"
 
+    def __init__(self, *args: Any, form: "AnswerForm", **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._form = form
+        self._answers = [form.answer() for _ in range(self._n)]
+
+    def _usage(self, completion_tokens: int) -> Usage:
+        usage = super()._usage(completion_tokens)
+        if self._form.thinks:
+            num_reasoning = sum(answer.num_reasoning_tokens for answer in self._answers)
+            usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=num_reasoning)
+        return usage
+
     def whole(self, outputs: "list[Completion]") -> Reply:
-        choices = [
-            responses.ChatChoice(
+        choices = []
+        for index, (output, answer) in enumerate(zip(outputs, self._answers, strict=True)):
+            message = answer.message(answer.push(output.text, output.token_ids, is_last=True))
+            choice = responses.ChatChoice(
                 index=index,
-                message=responses.ChatMessage(role="assistant", content=output.text, refusal=None),
+                message=message,
                 logprobs=chat_logprobs(output.logprobs or ()) if self._logprobs else None,
-                finish_reason=cast(FinishReason, output.finish_reason),
+                finish_reason=answer.finish_reason(cast(str, output.finish_reason)),
                 stop_reason=output.stop_reason,
                 **self._ids(output.token_ids),
             )
-            for index, output in enumerate(outputs)
-        ]
+            choices.append(choice)
         return responses.ChatReply(
             **self._common,
             object="chat.completion",
@@ -146,11 +160,16 @@ class ChatRenderer(_Renderer):
         if self._start(index, delta):
             yield self._chunk(index, ChatDelta(role="assistant", content=""), **self._prompt_ids())
         token_ids, logprobs = list(delta.token_ids), self._chunk_logprobs(delta)
-        if delta.text or (self._shows(delta) and delta.finish_reason is None):
-            yield self._chunk(index, ChatDelta(content=delta.text), token_ids, logprobs)
+        answer = self._answers[index]
+        new = answer.push(delta.text, token_ids, is_last=delta.finish_reason is not None)
+        deltas = list(answer.deltas(new))
+        if not deltas and delta.finish_reason is None and self._counts_tokens(delta):
+            deltas = [ChatDelta(content="")]
+        for each in deltas:
+            yield self._chunk(index, each, token_ids, logprobs)
             token_ids, logprobs = [], None
         if delta.finish_reason is not None:
-            finish = {"finish_reason": delta.finish_reason, "stop_reason": delta.stop_reason}
+            finish = {"finish_reason": answer.finish_reason(delta.finish_reason), "stop_reason": delta.stop_reason}
             yield self._chunk(index, ChatDelta(), token_ids, logprobs, finish=finish)
 
     def usage_chunk(self) -> Reply:

@@ -9,6 +9,7 @@ from typing import Literal
 from pydantic import BaseModel
 
 FinishReason = Literal["stop", "length"]
+ChatFinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Reply(BaseModel):
@@ -16,10 +17,15 @@ class Reply(BaseModel):
         return self.model_dump_json(exclude_unset=True).encode()
 
 
+class CompletionTokensDetails(Reply):
+    reasoning_tokens: int  # with the marks around the reasoning
+
+
 class Usage(Reply):
     prompt_tokens: int
     completion_tokens: int  # the EOS token counts
     total_tokens: int
+    completion_tokens_details: CompletionTokensDetails | None = None  # of models that think
 
 
 class CompletionLogprobs(Reply):
@@ -67,22 +73,51 @@ class ChatLogprobs(Reply):
     refusal: None
 
 
+class FunctionCall(Reply):
+    name: str
+    arguments: str
+
+
+class ToolCall(Reply):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionCallDelta(Reply):
+    name: str | None = None
+    arguments: str
+
+
+class ToolCallDelta(Reply):
+    """A call's first piece has its id, its type and the name; the arguments follow in pieces."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionCallDelta
+
+
 class ChatMessage(Reply):
     role: Literal["assistant"]
-    content: str
+    content: str | None  # null where there are only calls or reasoning
     refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
 
 
 class ChatDelta(Reply):
     role: Literal["assistant"] | None = None
     content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChatChoice(Reply):
     index: int
     message: ChatMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 
@@ -91,7 +126,7 @@ class ChatChunkChoice(Reply):
     index: int
     delta: ChatDelta
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason | None
+    finish_reason: ChatFinishReason | None
     stop_reason: int | str | None = None
     token_ids: list[int] | None = None
 

@@ -1,7 +1,7 @@
 """From what a request sends, text or messages, to token ids. No flask here."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xlaserve.errors import InvalidRequest
 from xlaserve.server.messages import Message
@@ -33,6 +33,7 @@ def chat_ids(
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
     max_model_len: int | None = None,
+    tools: list[dict[str, Any]] | None = None,
 ) -> list[int]:
     """The template writes the special tokens, BOS among them: the tokenizer adds none by default.
 
@@ -40,7 +41,7 @@ def chat_ids(
     max_model_len: as in `prompt_ids`.
     """
     text = tokenizer.apply_chat_template(
-        [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt
+        [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt, tools=tools
     )
     _check_length(tokenizer, text, max_model_len)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)

@@ -28,7 +28,7 @@ class Unsupported:
 
 
 _ONE_CHOICE = "use n"
-_NO_TOOLS = "this server does not call tools yet; leave it out"
+_USE_TOOLS = "use tools and tool_choice"
 _NO_GRAMMAR = "output cannot be constrained yet; leave it out"
 _TEXT_ONLY = "this server takes and returns text only; leave it out"
 
@@ -75,17 +75,13 @@ COMPLETION = _COMMON | {
 }
 
 CHAT = _COMMON | {
-    "tools": Unsupported([], advice=_NO_TOOLS),
-    "tool_choice": Unsupported("none", advice=_NO_TOOLS),
-    "parallel_tool_calls": Unsupported(True, advice=_NO_TOOLS),
-    "functions": Unsupported([], advice=_NO_TOOLS),
-    "function_call": Unsupported("none", advice=_NO_TOOLS),
+    "functions": Unsupported([], advice=_USE_TOOLS),
+    "function_call": Unsupported("none", advice=_USE_TOOLS),
     "modalities": Unsupported(["text"], advice=_TEXT_ONLY),
     "audio": Unsupported(advice=_TEXT_ONLY),
     "prediction": Unsupported(),
     "web_search_options": Unsupported(),
     "reasoning_effort": Unsupported(),
-    "include_reasoning": Unsupported(True),
     "verbosity": Unsupported(),
     "add_generation_prompt": Unsupported(True),
     "continue_final_message": Unsupported(False),

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
 from xlaserve.server.messages import Message
 from xlaserve.server.protocol.generation import GenerationRequest
+from xlaserve.server.protocol.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice
 from xlaserve.server.unsupported import CHAT
 from xlaserve.server.validation import validate
 
@@ -18,12 +19,34 @@ class ChatRequest(GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None  # wins over max_tokens
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolChoice | None = None  # auto where there are tools
+    parallel_tool_calls: bool | None = None  # true where there are tools
+    include_reasoning: bool = True  # extension
 
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only allowed when logprobs is true")
         return self
+
+    @model_validator(mode="after")
+    def _tools_fit(self):
+        names = [tool.function.name for tool in self.tools or ()]
+        if repeated := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"tools: two functions are named {repeated!r}")
+        if isinstance(self.tool_choice, NamedTool) and (asked := self.tool_choice.function.name) not in names:
+            raise ValueError(f"tool_choice: {asked[:80]!r} is not among the tools")
+        if not names and self.tool_choice not in (None, "none"):
+            raise ValueError("tool_choice: only allowed when tools are specified")
+        if not names and self.parallel_tool_calls is not None:
+            raise ValueError("parallel_tool_calls: only allowed when tools are specified")
+        return self
+
+    @property
+    def offered_tools(self) -> list[Tool]:
+        """Those that the model is told of and may call."""
+        return [] if self.tool_choice == "none" else self.tools or []
 
     def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams | BeamSearchParams:
         max_tokens = self.max_completion_tokens or self.max_tokens  # neither: what is left of the context
