@@ -102,9 +102,10 @@ def running_stream(process: subprocess.Popen):
 
 
 def test_the_banner_shows_the_settings_and_where_it_serves():
-    with serving("--model", "demo") as process:
+    with serving("--model", "demo", "--tool-call-parser", "mistral", "--reasoning-parser", "think") as process:
         shown = "".join(wait_for(process, "Serving"))
         assert "model.source = demo (as told)" in shown
+        assert "parsers = mistral, think (as told)" in shown
         assert f"Serving toy on http://127.0.0.1:{port_of(process)}" in shown
         assert request(process, "POST", "/v1/completions", {"model": "toy", "prompt": "hi"})[0] == 200
 

@@ -19,6 +19,7 @@ def run(script: str, step_seconds: float, load_seconds: float, arguments: list[s
             time.sleep(load_seconds / 2)
         reporter.info("cache_dir", cache_dir, "as told")
         reporter.info("model.source", config.model.source, "as told")
+        reporter.info("parsers", f"{config.model.tool_parser}, {config.model.reasoning_parser}", "as told")
         return make_toy_service(script.encode(), step_seconds=step_seconds)[0]
 
     build = types.ModuleType("xlaserve.engine.build")

@@ -24,13 +24,13 @@ def make(tmp_path, cache_dir):
     """make(config.json's eos, generation_config, overrides): (ask, the engine, the settings told)."""
 
     @contextmanager
-    def made(eos, generation_config: dict, *overrides: str):
+    def made(eos, generation_config: dict, *overrides: str, template: str | None = None):
         folder, reporter = tmp_path / "model", RecordingReporter()
         shutil.copytree(tiny_models.folder("llama"), folder)
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"eos_token_id": eos}))
         (folder / "generation_config.json").write_text(json.dumps(generation_config))
-        toys.write_tokenizer(toys.byte_level_vocabulary(), folder)
+        toys.write_tokenizer(toys.byte_level_vocabulary(template=template), folder)
         with LLM(str(folder), overrides=[*LIMITS, *overrides], cache_dir=cache_dir, reporter=reporter) as llm:
             state = ServerState(max_requests=1, max_body=100_000)
             state.set_ready(llm.service)
@@ -87,3 +87,15 @@ def test_the_files_sampling_defaults_can_be_switched_off(make, greedy):
         for seed in (1, 2, 3):
             assert ask(seed=seed) == ask(seed=seed, **plain)
             assert ask(seed=seed)["token_ids"] != greedy
+
+
+def test_the_template_tells_how_calls_and_reasoning_are_written(make):
+    template = "{% for t in tools %}<tool_call>{% endfor %}{{ '</think>' }}"
+    with make(1, {}, template=template) as (_, llm, settings):
+        assert (llm.info.tool_parser, llm.info.thinks) == ("hermes", True)
+        assert (settings["tool parser"], settings["reasoning parser"]) == ("hermes", "think")
+
+
+def test_the_config_wins_over_the_template(make):
+    with make(1, {}, "model.tool_parser=none", "model.reasoning_parser=think", template="<tool_call>") as (_, llm, _):
+        assert (llm.info.tool_parser, llm.info.thinks) == (None, True)

@@ -23,6 +23,8 @@ def make_toy_service(
     max_model_len: int = MAX_MODEL_LEN,
     max_waiting: int = 1024,
     max_waiting_tokens: int | None = None,
+    tool_parser: str | None = None,
+    thinks: bool = False,
     **engine_options: Any,
 ) -> tuple[GenerationService, ToyRunner]:
     """Answers `script`, a token per byte (or ids), and then EOS. Prompts must not end as the script begins.
@@ -46,6 +48,8 @@ def make_toy_service(
         max_request_tokens=engine.scheduler.block_manager.capacity,
         eos_ids=tokenizer.eos_ids | {end},
         created=1_700_000_000,
+        tool_parser=tool_parser,
+        thinks=thinks,
     )
     limits = {"max_waiting": max_waiting, "max_waiting_tokens": max_waiting_tokens}
     return GenerationService(engine, tokenizer, info, **limits), runner

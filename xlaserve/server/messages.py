@@ -54,12 +54,20 @@ def _json_object(arguments: str) -> str:
 class FunctionCall(_Strict):
     name: str
     arguments: Annotated[str, AfterValidator(_json_object)]
+    parsed_arguments: Any = None  # the openai client's messages hold what it has read in `arguments`
+
+    _nulls = model_validator(mode="before")(_without_nulls)
 
 
 class ToolCall(_Strict):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = None  # the openai client's messages hold a call's place, after a stream
+
+    def for_template(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": json.loads(self.function.arguments)}
+        return {"id": self.id, "type": self.type, "function": function}
 
 
 class Message(_Strict):
@@ -97,7 +105,5 @@ class Message(_Strict):
         if self.reasoning_content is not None:
             message["reasoning_content"] = self.reasoning_content
         if self.tool_calls is not None:
-            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
-            for call in message["tool_calls"]:
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+            message["tool_calls"] = [call.for_template() for call in self.tool_calls]
         return message

@@ -1,0 +1,86 @@
+"""Reasoning in chat completions: told from the answer, counted, and left out on request."""
+
+import pytest
+
+from tests import toys
+from tests.server.test_tools import CALL, TEMPLATE, TOOLS, both, functions
+from xlaserve.errors import InvalidRequest
+from xlaserve.server.protocol.chat import parse_chat
+
+THOUGHT = b"<think>\nLet me see.\n</think>\n\n"
+
+
+@pytest.fixture
+def thinking(make_live):
+    """thinking(script): a server whose model thinks. Its template opens <think> where `opens` says so."""
+
+    def make(script: bytes, *, opens: bool = False, **toy):
+        tokenizer = toys.byte_level_tokenizer(template=TEMPLATE + ("<think>{{ '\\n' }}" if opens else ""))
+        options = {"tool_parser": "hermes", "max_model_len": 1000, "num_blocks": (1000,), "thinks": True} | toy
+        return make_live(script, tokenizer=tokenizer, **options)
+
+    return make
+
+
+def test_reasoning_is_apart_from_the_content(thinking):
+    server = thinking(THOUGHT + b"It is 4.")
+    message, reason = both(server)
+    assert message == {
+        "role": "assistant", "content": "It is 4.", "refusal": None, "reasoning_content": "Let me see."
+    }  # fmt: skip
+    assert reason == "stop"
+    assert server.chat().json["usage"]["completion_tokens_details"] == {"reasoning_tokens": THOUGHT.index(b"\n\n")}
+
+
+def test_a_template_may_have_opened_it(thinking):
+    script = b"Let me see.\n</think>It is 4."
+    message, _ = both(thinking(script, opens=True))
+    assert (message["reasoning_content"], message["content"]) == ("Let me see.", "It is 4.")
+    message, _ = both(thinking(script))
+    assert message["content"] == script.decode()
+    assert "reasoning_content" not in message
+
+
+def test_a_model_that_does_not_think_keeps_its_marks(thinking):
+    message, _ = both(thinking(THOUGHT + b"x", thinks=False))
+    assert message["content"] == THOUGHT.decode() + "x"
+    assert "reasoning_content" not in message
+
+
+def test_reasoning_without_an_end(thinking):
+    server = thinking(THOUGHT, opens=True)
+    message, reason = both(server, max_tokens=12)
+    assert (message["reasoning_content"], message["content"], reason) == ("Let", None, "length")
+    assert server.chat(max_tokens=12).json["usage"]["completion_tokens_details"] == {"reasoning_tokens": 12}
+
+
+def test_reasoning_may_be_left_out(thinking):
+    server = thinking(THOUGHT + b"It is 4.")
+    message, _ = both(server, include_reasoning=False)
+    assert message == {"role": "assistant", "content": "It is 4.", "refusal": None}
+    usage = server.chat(include_reasoning=False).json["usage"]
+    assert usage == server.chat().json["usage"]
+
+
+def test_usage_of_a_stream_counts_the_reasoning(thinking):
+    server = thinking(THOUGHT + b"It is 4.")
+    events = server.chat(stream=True, stream_options={"include_usage": True}).events
+    assert events[-1]["usage"] == server.chat().json["usage"]
+
+
+def test_calls_come_after_the_reasoning(thinking):
+    message, reason = both(thinking(THOUGHT + CALL), tools=TOOLS)
+    assert (message["reasoning_content"], message["content"], reason) == ("Let me see.", None, "tool_calls")
+    assert functions(message) == [("get_weather", '{"city": "Oslo"}')]
+    message, reason = both(thinking(b"<think>" + CALL + b"</think>No."), tools=TOOLS)
+    assert (message["reasoning_content"], message["content"], reason) == (CALL.decode(), "No.", "stop")
+
+
+def test_an_assistants_reasoning_reaches_the_template():
+    def message(role: str) -> dict:
+        return {"role": role, "content": "x", "reasoning_content": "y"}
+
+    parsed = parse_chat({"model": "m", "messages": [message("assistant")]})
+    assert parsed.messages[0].for_template() == message("assistant")
+    with pytest.raises(InvalidRequest, match="reasoning_content"):
+        parse_chat({"model": "m", "messages": [message("user")]})
