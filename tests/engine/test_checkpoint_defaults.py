@@ -93,7 +93,8 @@ def test_the_template_tells_how_calls_and_reasoning_are_written(make):
     template = "{% for t in tools %}<tool_call>{% endfor %}{{ '</think>' }}"
     with make(1, {}, template=template) as (_, llm, settings):
         assert (llm.info.tool_parser, llm.info.thinks) == ("hermes", True)
-        assert (settings["tool parser"], settings["reasoning parser"]) == ("hermes", "think")
+        assert settings["tool parser"] == ("hermes", "model.tool_parser: auto")
+        assert settings["reasoning parser"] == ("think", "model.reasoning_parser: auto")
 
 
 def test_the_config_wins_over_the_template(make):
