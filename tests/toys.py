@@ -1,4 +1,4 @@
-"""Small tokenizers for tests: bytes, byte-level BPE and SentencePiece with byte fallback. None of them needs a file."""
+"""Small tokenizers for tests: bytes, byte-level BPE, SentencePiece with byte fallback, WordPiece. They need no file."""
 
 import json
 from pathlib import Path
@@ -82,6 +82,17 @@ def byte_level_tokenizer(**options: Any) -> Tokenizer:
 
 def sentencepiece_tokenizer(**options: Any) -> Tokenizer:
     return as_tokenizer(sentencepiece_vocabulary(**options))
+
+
+def wordpiece_tokenizer(*, cleanup: bool, template: str | None = None) -> Tokenizer:
+    """As BERT has it: words and their continuations. [UNK], [CLS] and [SEP] are special, ids 0 to 2."""
+    words = ["[UNK]", "[CLS]", "[SEP]", "do", "not", "is", "n't", "'", "'s", "'m", "'re", "'ve", ".", ",", "!", "?"]
+    words += ["##n't", "##not", "##", "##s", "un", "##aff", "##able", " x", "é", "##\u0301", "do not", "ask"]
+    backend = Backend(models.WordPiece({word: n for n, word in enumerate(words)}, unk_token="[UNK]"))
+    backend.decoder = decoders.WordPiece(cleanup=cleanup)
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in words[:3]])
+    backend.add_tokens([AddedToken(text, normalized=False) for text in ("plain", "##added")])
+    return as_tokenizer(Vocabulary(backend, chat_template=template))
 
 
 def write_tokenizer(vocabulary: Vocabulary, folder: Path, **config: Any) -> None:

@@ -12,6 +12,7 @@ MAX_STOP_STRINGS = 4  # OpenAI's limit
 SEED_LIMIT = 2**63
 MAX_TOP_K = 2**31 - 1  # what the device holds; no vocabulary is larger
 MIN_TEMPERATURE = 1e-5  # below it logits / temperature leaves float32, and nothing but the best token would be drawn
+TEXT_OPTIONS = ("skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class SamplingParams:
     temperature: 0 = greedy, as is anything below MIN_TEMPERATURE. top_k: 0 or -1 = off. top_p: 1 = off.
     n: answers to the same prompt; with a seed all are reproducible, and differ. seed: None = drawn afresh for each
     request. logprobs: None = off, else the number of alternatives (0..20).
+    skip_special_tokens, spaces_between_special_tokens: see `make_detokenizer`. include_stop_str_in_output: text ends
+    with the stop string, or with the token, that ended it.
     """
 
     n: int = 1
@@ -34,6 +37,9 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self):
         _check("n", self.n, _is_int(self.n) and 1 <= self.n <= MAX_CHOICES, f"an integer from 1 to {MAX_CHOICES}")
@@ -54,7 +60,8 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         ids_ok = all(_is_int(i) and i >= 0 for i in self.stop_token_ids)
         _check("stop_token_ids", self.stop_token_ids, ids_ok, "token ids >= 0")
-        _check("ignore_eos", self.ignore_eos, isinstance(self.ignore_eos, bool), "true or false")
+        for name in ("ignore_eos", *TEXT_OPTIONS):
+            _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "true or false")
         if self.logprobs is not None:
             allowed = _is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
             _check("logprobs", self.logprobs, allowed, f"an integer from 0 to {MAX_LOGPROBS}")
@@ -75,6 +82,9 @@ class BeamSearchParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
 
     def __post_init__(self):
         allowed = f"an integer from 1 to {MAX_BEAM_WIDTH}"
@@ -99,6 +109,7 @@ class BeamSearchParams:
             stop_token_ids=self.stop_token_ids,
             ignore_eos=self.ignore_eos,
             logprobs=self.logprobs,
+            **{name: getattr(self, name) for name in TEXT_OPTIONS},
         )
 
 

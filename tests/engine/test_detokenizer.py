@@ -39,13 +39,16 @@ FAITHFUL = {name: tokenizer for name, tokenizer in EXACT.items() if name != "add
 OPAQUE = {
     "no decoder": opaque_tokenizer(),
     "metaspace": opaque_tokenizer(decoders.Metaspace()),
-    "wordpiece": opaque_tokenizer(decoders.WordPiece(cleanup=False)),
+    "wordpiece": toys.wordpiece_tokenizer(cleanup=False),
+    "wordpiece with clean-up": toys.wordpiece_tokenizer(cleanup=True),
+    "wordpiece that joins all": opaque_tokenizer(decoders.WordPiece(prefix="", cleanup=False)),
+    "words in a sequence": opaque_tokenizer(decoders.Sequence([])),
 }
 LETTERS = [*b"abc \xc3\xa9\xf0\x9f\x8c\xb6\xe6\x97\xa5\xef\xbf\xbd\xff\x80\xe0\xc0"]
 
 
-def pieces(tokenizer, prompt, output):
-    detokenizer = make_detokenizer(tokenizer, prompt)
+def pieces(tokenizer, prompt, output, **options):
+    detokenizer = make_detokenizer(tokenizer, prompt, **options)
     return [*map(detokenizer.push, output), detokenizer.finish()]
 
 
@@ -62,7 +65,9 @@ def ids_of(tokenizer: Tokenizer):
 @given(data=st.data())
 def test_pieces_join_to_the_decoded_whole(tokenizer, data):
     output = data.draw(ids_of(tokenizer))
-    assert "".join(pieces(tokenizer, [], output)) == tokenizer.decode(output)
+    for skip in (True, False):
+        whole = tokenizer.decode(output, skip_special_tokens=skip)
+        assert "".join(pieces(tokenizer, [], output, skip_special_tokens=skip)) == whole
 
 
 @pytest.mark.parametrize("tokenizer", (EXACT | OPAQUE).values(), ids=(EXACT | OPAQUE).keys())
@@ -83,6 +88,31 @@ def test_the_output_is_the_whole_without_the_prompt(tokenizer, data):
     assert len(text) <= len(whole)
 
 
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+@pytest.mark.parametrize("skip", [True, False])
+def test_no_space_between_added_tokens_where_none_is_wanted(skip, data):
+    tokenizer = OPAQUE["wordpiece"]
+    ids = data.draw(st.lists(st.integers(-1, tokenizer.vocab_size) | st.sampled_from(sorted(tokenizer.added_ids))))
+    merged: list[str] = []
+    was_added = False
+    for token_id in filter(lambda i: tokenizer.gives_text(i, skip_special_tokens=skip), ids):
+        is_added = token_id in tokenizer.added_ids
+        if is_added and was_added:
+            merged[-1] += tokenizer.token(token_id) or ""
+        else:
+            merged.append(tokenizer.token(token_id) or "")
+        was_added = is_added
+    options = {"skip_special_tokens": skip, "spaces_between_special_tokens": False}
+    whole = decoders.WordPiece(cleanup=False).decode(merged)
+    assert "".join(pieces(tokenizer, [], ids, **options)) == whole
+    cut = data.draw(st.integers(0, len(ids)))
+    before, after = (
+        pieces(tokenizer, prompt, output, **options) for prompt, output in (([], ids[:cut]), (ids[:cut], ids[cut:]))
+    )
+    assert "".join([*before, *after]) == whole
+
+
 @pytest.mark.parametrize("tokenizer", FAITHFUL.values(), ids=FAITHFUL.keys())
 @settings(max_examples=100, deadline=None)
 @given(text=st.text(st.sampled_from("ab é日🌶\n.é"), max_size=12), data=st.data())
@@ -96,7 +126,7 @@ def test_no_character_is_split(tokenizer, text, data):
 
 
 @pytest.mark.parametrize("tokenizer", EXACT.values(), ids=EXACT.keys())
-def test_no_prompt_text_when_the_prompt_ends_inside_a_character(tokenizer):
+def test_report_2_no_prompt_text_when_the_prompt_ends_inside_a_character(tokenizer):
     ids = tokenizer.encode("Hello world 🌶", add_special_tokens=False)
     rest = tokenizer.encode(" the", add_special_tokens=False)
     end = tokenizer.decode([*ids, *rest]).removeprefix("Hello world 🌶")
@@ -108,7 +138,7 @@ def test_no_prompt_text_when_the_prompt_ends_inside_a_character(tokenizer):
         assert pieces(tokenizer, ids[:-cut], []) == [""]
 
 
-def test_broken_bytes_do_not_harm_the_text_around_them():
+def test_report_1_broken_bytes_do_not_harm_the_text_around_them():
     tokenizer = toys.byte_level_tokenizer()
     parts = pieces(tokenizer, [], [*b"a \xe2\x80", *b"b\xff\xc3", *"é".encode(), *b"c\xf0\x9f"])
     assert "".join(parts) == f"a {BAD}b{BAD}{BAD}éc{BAD}"
@@ -117,7 +147,7 @@ def test_broken_bytes_do_not_harm_the_text_around_them():
     assert "".join(pieces(tokenizer, [], [3 + 0xE2, 3 + 0x80, quote, letter])) == BAD * 3 + "x"
 
 
-def test_sentencepiece_spaces_are_kept():
+def test_report_4_sentencepiece_spaces_are_kept():
     tokenizer = toys.sentencepiece_tokenizer()
     prompt = tokenizer.encode("The Engine.")
     output = tokenizer.encode("It is A. B  C\n D", add_special_tokens=False)

@@ -60,7 +60,7 @@ def encode(tokenizer, text):
         ("the end", "d", "the en"),
     ],
 )
-def test_text_ends_before_the_stop_string(tokenizer, size, text, stop, expected):
+def test_report_5_text_ends_before_the_stop_string(tokenizer, size, text, stop, expected):
     deltas = run(processor(tokenizer, stop=stop), encode(tokenizer, text), size=size)
     assert text_of(deltas) == expected
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == ("stop", stop)
@@ -70,13 +70,13 @@ def test_text_ends_before_the_stop_string(tokenizer, size, text, stop, expected)
 @TOKENIZERS
 @pytest.mark.parametrize("finish_reason", ["length", "abort", "error"])
 @pytest.mark.parametrize("text", ["hi\nUser", "hi\nUser x", "hi\n", "hi"])
-def test_what_is_held_back_is_not_lost(tokenizer, finish_reason, text):
+def test_report_6_what_is_held_back_is_not_lost(tokenizer, finish_reason, text):
     deltas = run(processor(tokenizer, stop="\nUser:"), encode(tokenizer, text), finish_reason)
     assert text_of(deltas) == text
     assert (deltas[-1].finish_reason, deltas[-1].stop_reason) == (finish_reason, None)
 
 
-def test_nothing_of_a_stop_string_is_shown_early():
+def test_report_6_nothing_of_a_stop_string_is_shown_early():
     deltas = run(processor(stop=("\nUser:", "\nUse it", "é🌶")), "hi\nUse me, é!\nUser:".encode())
     texts = [delta.text for delta in deltas]
     assert texts[:3] == ["h", "i", ""]
@@ -108,7 +108,7 @@ def test_a_newline_of_a_byte_token_stops_at_its_own_token():
 
 
 @pytest.mark.parametrize("size", [1, 3])
-def test_eos_is_counted_but_not_shown(size):
+def test_report_10_eos_is_counted_but_not_shown(size):
     deltas = run(processor(WORDS, stop_ids=[EOS]), [*b"hi", EOS], "stop", size)
     assert text_of(deltas) == "hi"
     assert [i for delta in deltas for i in delta.token_ids] == [*b"hi", EOS]
@@ -119,14 +119,41 @@ def test_an_ignored_eos_is_not_shown_either():
     assert text_of(run(processor(WORDS, ignore_eos=True), [*b"hi", EOS, *b" you"])) == "hi you"
 
 
-def test_a_stop_token_that_is_a_word_is_not_shown():
+def test_report_5_a_stop_token_that_is_a_word_is_not_shown():
     subject = processor(WORDS, stop_token_ids=[ord("!")], stop_ids=[EOS, ord("!")])
     subject.push(output(b"hi"))
     delta = subject.push(output(b"!", "stop", stop_reason=ord("!")))
     assert (delta.text, delta.token_ids, delta.stop_reason) == ("", (ord("!"),), ord("!"))
 
 
-def test_a_stop_string_wins_over_an_eos_after_it():
+@pytest.mark.parametrize("skip", [True, False])
+@pytest.mark.parametrize("include", [True, False])
+@pytest.mark.parametrize(("stop_id", "shown"), [(ord("!"), "!"), (EOS, "</s>")], ids=["word", "special"])
+def test_report_5_nothing_before_a_stop_token_is_lost(stop_id, shown, skip, include):
+    options = {"skip_special_tokens": skip, "include_stop_str_in_output": include}
+    deltas = run(processor(WORDS, stop_ids=[stop_id], **options), [*b"hi", stop_id], "stop")
+    assert text_of(deltas) == "hi" + (shown if include and not (skip and stop_id == EOS) else "")
+    assert [i for delta in deltas for i in delta.token_ids] == [*b"hi", stop_id]
+
+
+@pytest.mark.parametrize("size", [1, 2, 100])
+@pytest.mark.parametrize("text", ["say wn fox", "say wn f"])
+def test_a_stop_string_may_be_part_of_the_text(size, text):
+    deltas = run(processor(WORDS, stop=("n fo", "n foz"), include_stop_str_in_output=True), text.encode(), size=size)
+    found = "n fo" in text
+    assert text_of(deltas) == ("say wn fo" if found else text)
+    assert deltas[-1].stop_reason == ("n fo" if found else None)
+
+
+def test_a_special_token_may_be_shown():
+    begin = WORDS.bos_id
+    ids = [begin, *b"hi", begin, *b"!"]
+    assert text_of(run(processor(WORDS), ids)) == "hi!"
+    assert text_of(run(processor(WORDS, skip_special_tokens=False), ids)) == "<s>hi<s>!"
+    assert text_of(run(processor(WORDS, skip_special_tokens=False, stop="i<s>"), ids)) == "<s>h"
+
+
+def test_report_5_a_stop_string_wins_over_an_eos_after_it():
     delta = processor(WORDS, stop="hi", stop_ids=[EOS]).push(output([*b"o hi", EOS], "stop"))
     assert delta == TextDelta("o ", tuple(b"o hi"), None, "stop", "hi")
 
@@ -138,7 +165,7 @@ def test_an_incomplete_character_is_flushed_at_the_end():
     assert text_of(deltas) == "a\ufffd"
 
 
-def test_no_text_of_the_prompt():
+def test_report_2_no_text_of_the_prompt():
     prompt = "Hello world 🌶".encode()
     assert text_of(run(processor(prompt=prompt[:-1]), prompt[-1:] + b" is hot")) == "🌶 is hot"
     assert text_of(run(processor(prompt=b"User:", stop="User: a"), b" a")) == " a"

@@ -64,13 +64,13 @@ def test_several_prompts_are_several_choices(live, prompt):
 
 @pytest.mark.parametrize("options", [None, {}, {"include_usage": False}, {"include_usage": None}], ids=str)
 @pytest.mark.parametrize("ask", ["complete", "chat"])
-def test_no_usage_unless_asked_for(live, ask, options):
+def test_report_13_no_usage_unless_asked_for(live, ask, options):
     events = getattr(live, ask)(stream=True, stream_options=options).events
     assert all(event["choices"] and "usage" not in event for event in events)
 
 
 @pytest.mark.parametrize("ask", ["complete", "chat"])
-def test_usage_in_a_stream(live, ask):
+def test_report_13_usage_in_a_stream(live, ask):
     *events, last = getattr(live, ask)(stream=True, stream_options={"include_usage": True}).events
     assert all(event["usage"] is None for event in events)
     assert last["choices"] == []
@@ -86,7 +86,7 @@ def test_a_chat_answer(live):
     assert reply["usage"]["completion_tokens"] == 6
 
 
-def test_chat_chunks(live):
+def test_report_11_chat_chunks(live):
     events = live.chat(stream=True).events
     deltas = [event["choices"][0]["delta"] for event in events]
     assert deltas[0] == {"role": "assistant", "content": ""}
@@ -108,7 +108,7 @@ def test_chat_without_max_tokens_runs_to_the_end_of_the_context(make_live):
 
 
 @pytest.mark.parametrize("top", [0, 1, 5])
-def test_completion_logprobs(live, top):
+def test_report_17_completion_logprobs(live, top):
     logprobs = live.complete(logprobs=top).json["choices"][0]["logprobs"]
     assert logprobs["tokens"][:5] == list("hello")
     assert logprobs["text_offset"] == [0, 1, 2, 3, 4, 5]
@@ -131,7 +131,7 @@ def test_streamed_completion_logprobs_equal_the_whole_ones(live):
 
 
 @pytest.mark.parametrize("fields", [{}, {"top_logprobs": 0}, {"top_logprobs": 2}], ids=str)
-def test_chat_logprobs(live, fields):
+def test_report_18_chat_logprobs(live, fields):
     whole = live.chat(logprobs=True, **fields).json["choices"][0]["logprobs"]
     assert [entry["token"] for entry in whole["content"][:5]] == list("hello")
     assert [entry["bytes"] for entry in whole["content"][:5]] == [[byte] for byte in b"hello"]

@@ -39,7 +39,7 @@ def test_an_object_is_read_as_it_stands():
         (b'{"a": ' + b"[" * 200_000 + b"}", "nested too deeply"),
     ],
 )
-def test_anything_else_is_refused_with_its_reason(body, reason):
+def test_report_77_anything_else_is_refused_with_its_reason(body, reason):
     with pytest.raises(InvalidRequest, match=reason) as caught:
         parse_json_object(body, JSON)
     assert caught.value.status == 400
@@ -48,6 +48,6 @@ def test_anything_else_is_refused_with_its_reason(body, reason):
 @pytest.mark.parametrize(
     "content_type", [None, "", "text/plain", "application/x-www-form-urlencoded", "multipart/json"]
 )
-def test_another_content_type_is_refused(content_type):
+def test_report_77_another_content_type_is_refused(content_type):
     with pytest.raises(InvalidRequest, match="application/json"):
         parse_json_object(b"{}", content_type)

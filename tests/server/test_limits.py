@@ -34,7 +34,7 @@ def test_a_prompt_leaves_room_for_one_token_at_least(live, ask, max_tokens, stre
 
 
 @BOTH
-def test_no_token_at_all_cannot_be_asked_for(live, ask):
+def test_report_80_no_token_at_all_cannot_be_asked_for(live, ask):
     for length in (MAX_MODEL_LEN - 1, MAX_MODEL_LEN, MAX_MODEL_LEN + 1):
         answer = ask_with(live, ask, length, max_tokens=0)
         assert (answer.status, answer.error["param"]) == (400, "max_tokens")
@@ -75,7 +75,7 @@ def test_a_prompt_larger_than_the_pool_is_refused_at_once_and_nobody_waits_behin
     ],
     ids=str,
 )
-def test_how_many_tokens_are_given(make_live, ask, fields, tokens):
+def test_report_80_how_many_tokens_are_given(make_live, ask, fields, tokens):
     server = make_live(b"x" * 500)
     for _ in range(2):
         reply = ask_with(server, ask, 20, **fields).json
@@ -85,7 +85,7 @@ def test_how_many_tokens_are_given(make_live, ask, fields, tokens):
 
 
 @pytest.mark.parametrize("value", [0, -1, "5", 1.5, True, [3]], ids=repr)
-def test_a_wrong_max_completion_tokens_is_refused_twice(live, value):
+def test_report_80_a_wrong_max_completion_tokens_is_refused_twice(live, value):
     free_blocks = live.service.free_blocks()
     for _ in range(2):
         answer = live.chat(max_completion_tokens=value, max_tokens=5)

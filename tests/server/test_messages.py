@@ -13,7 +13,7 @@ def for_template(message: dict) -> dict:
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool"])
-def test_text_parts_are_joined_by_a_newline(role):
+def test_report_75_text_parts_are_joined_by_a_newline(role):
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert for_template({"role": role, "content": parts}) == {"role": role, "content": "a\nb"}
     assert for_template({"role": role, "content": "a"}) == {"role": role, "content": "a"}
@@ -21,13 +21,13 @@ def test_text_parts_are_joined_by_a_newline(role):
 
 
 @pytest.mark.parametrize("content", [{"content": None}, {}, {"content": ""}, {"content": []}], ids=str)
-def test_an_assistant_that_called_tools_needs_no_content(content):
+def test_report_74_an_assistant_that_called_tools_needs_no_content(content):
     message = for_template({"role": "assistant", "tool_calls": [CALL], **content})
     assert message["content"] == ""
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
 
 
-def test_a_tools_answer_keeps_its_call_id():
+def test_report_74_a_tools_answer_keeps_its_call_id():
     message = {"role": "tool", "tool_call_id": "c1", "content": "4"}
     assert for_template(message) == message
 

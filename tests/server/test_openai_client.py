@@ -88,7 +88,7 @@ def test_completions_parse_strictly(live, fields):
     "fields", [{}, {"logprobs": True, "top_logprobs": 2, "return_token_ids": True}], ids=["plain", "all"]
 )
 @pytest.mark.parametrize("include_usage", [False, True])
-def test_chat_parses_strictly(live, fields, include_usage):
+def test_report_11_chat_parses_strictly(live, fields, include_usage):
     strictly(ChatCompletion, live.chat(**fields).body)
     for event in live.chat(stream=True, stream_options={"include_usage": include_usage}, **fields).events:
         strictly(ChatCompletionChunk, json.dumps(event))

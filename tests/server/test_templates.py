@@ -29,7 +29,7 @@ def with_template(make_live):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_chat_without_a_template_says_how_to_set_one(with_template, stream):
+def test_report_71_chat_without_a_template_says_how_to_set_one(with_template, stream):
     answer = with_template(None).chat(stream=stream)
     assert (answer.status, answer.error["param"]) == (400, "messages")
     assert "--chat-template FILE" in answer.error["message"]
@@ -37,13 +37,13 @@ def test_chat_without_a_template_says_how_to_set_one(with_template, stream):
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("roles", ["system user", "user user", "assistant", "developer"])
-def test_the_templates_own_refusal_is_the_answer(with_template, roles, stream):
+def test_report_72_the_templates_own_refusal_is_the_answer(with_template, roles, stream):
     answer = with_template(ALTERNATING).chat(messages=[message(role) for role in roles.split()], stream=stream)
     assert (answer.status, answer.error["param"]) == (400, "messages")
     assert answer.error["message"].startswith("Roles must alternate, not so: ")
 
 
-def test_what_the_template_takes_is_served_and_an_unknown_role_never_reaches_it(with_template):
+def test_report_72_what_the_template_takes_is_served_and_an_unknown_role_never_reaches_it(with_template):
     server = with_template(ALTERNATING)
     assert server.chat(messages=[message("user"), message("assistant"), message("user")]).status == 200
     answer = server.chat(messages=[message("foo")])
@@ -60,7 +60,7 @@ def test_what_the_template_takes_is_served_and_an_unknown_role_never_reaches_it(
         ("{{ 'a' + messages }}", "TypeError"),
     ],
 )
-def test_a_template_that_must_not_run_harms_nobody(with_template, source, told, monkeypatch):
+def test_report_72_a_template_that_must_not_run_harms_nobody(with_template, source, told, monkeypatch):
     monkeypatch.setattr("xlaserve.engine.template_sandbox.MAX_SECONDS", 0.2)
     server = with_template(source)
     for _ in range(2):

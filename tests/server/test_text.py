@@ -29,7 +29,7 @@ def text_and_end(server: LiveServer, ask: str, **fields) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize(("script", "text"), [(b" is hot", " is hot"), (b"\xb6 is hot", "🌶 is hot")])
-def test_no_text_of_a_prompt_that_ends_inside_a_character(make_live, script, text):
+def test_report_2_no_text_of_a_prompt_that_ends_inside_a_character(make_live, script, text):
     prompt = toys.byte_level_tokenizer().encode("Hello world 🌶")
     assert text_and_end(make_live(script), "complete", prompt=prompt[:-1]) == (text, "stop")
 
@@ -46,22 +46,25 @@ def test_no_text_of_a_prompt_that_ends_inside_a_character(make_live, script, tex
     ],
 )
 @BOTH
-def test_stop_strings_are_held_back_and_never_lost(make_live, ask, script, max_tokens, expected):
+def test_report_6_stop_strings_are_held_back_and_never_lost(make_live, ask, script, max_tokens, expected):
     stop = ["\nUser:", "\nUse it", "日é"]
     assert text_and_end(make_live(script), ask, stop=stop, max_tokens=max_tokens) == expected
 
 
 @BOTH
-def test_an_empty_list_of_stop_strings_stops_nothing_and_a_string_is_a_list_of_one(live, ask):
+def test_report_8_no_stop_strings_stop_nothing_a_string_is_a_list_of_one_and_an_empty_one_is_refused(live, ask):
     for stop in (None, [], ["a", "b", "c", "d"]):
         assert text_and_end(live, ask, stop=stop) == ("hello", "stop")
     for stop in ("l", ["l"]):
         assert text_and_end(live, ask, stop=stop) == ("he", "stop")
+    for stop in ("", [""], ["", "x"], list("abcde")):
+        answer = getattr(live, ask)(**ASK[ask], stop=stop)
+        assert (answer.status, answer.error["param"]) == (400, "stop")
 
 
 @pytest.mark.parametrize("eos", [None, ord("!"), 10**6], ids=["special", "a word", "not the tokenizer's"])
 @BOTH
-def test_eos_is_counted_and_never_shown(make_live, ask, eos):
+def test_report_10_eos_is_counted_and_never_shown(make_live, ask, eos):
     """Wherever it was declared: it may be a token with text, or one that only the model has."""
     size = toys.byte_level_tokenizer().vocab_size
     server = make_live(b"hello", more_ids=1, eos=size if eos == 10**6 else eos)
@@ -71,12 +74,40 @@ def test_eos_is_counted_and_never_shown(make_live, ask, eos):
 
 
 @BOTH
-def test_a_stop_token_may_be_special(make_live, ask):
+def test_report_5_a_stop_token_may_be_special(make_live, ask):
     tokenizer = toys.byte_level_tokenizer(template=toys.CHAT_TEMPLATE)
     assert tokenizer.bos_id in tokenizer.special_ids
     server = make_live([*b"he", tokenizer.bos_id, *b"llo"], tokenizer=tokenizer)
     assert text_and_end(server, ask) == ("hello", "stop")
     assert text_and_end(server, ask, stop_token_ids=[tokenizer.bos_id]) == ("he", "stop")
+
+
+@BOTH
+def test_special_tokens_are_shown_where_they_are_wanted(make_live, ask):
+    tokenizer = toys.byte_level_tokenizer(template=toys.CHAT_TEMPLATE)
+    server = make_live([*b"he", tokenizer.bos_id, *b"llo"], tokenizer=tokenizer)
+    assert text_and_end(server, ask) == ("hello", "stop")
+    assert text_and_end(server, ask, skip_special_tokens=False) == ("he<s>llo", "stop")
+    shown = {"skip_special_tokens": False, "include_stop_str_in_output": True}
+    assert text_and_end(server, ask, **shown) == ("he<s>llo</s>", "stop")
+
+
+@BOTH
+def test_spaces_between_special_tokens_are_left_out_where_they_are_not_wanted(make_live, ask):
+    tokenizer = toys.wordpiece_tokenizer(cleanup=True, template="{{ messages[0].content }}")
+    ids = [tokenizer.encode(word, add_special_tokens=False)[-1] for word in ("do", "[SEP]", "[CLS]", "is")]
+    server = make_live(ids, tokenizer=tokenizer, eos=0)
+    assert text_and_end(server, ask, skip_special_tokens=False) == (" do [SEP] [CLS] is", "stop")
+    fields = {"skip_special_tokens": False, "spaces_between_special_tokens": False}
+    assert text_and_end(server, ask, **fields) == (" do [SEP][CLS] is", "stop")
+
+
+@BOTH
+def test_the_stop_string_is_in_the_text_where_it_is_wanted(live, ask):
+    assert text_and_end(live, ask, stop="l") == ("he", "stop")
+    assert text_and_end(live, ask, stop="l", include_stop_str_in_output=True) == ("hel", "stop")
+    asked = {"stop_token_ids": [ord("l")], "include_stop_str_in_output": True}
+    assert text_and_end(live, ask, **asked) == ("hel", "stop")
 
 
 @BOTH
@@ -98,7 +129,7 @@ def test_ids_that_the_tokenizer_lacks_give_no_text(make_live, ask):
         assert [(one["token"], one["bytes"]) for one in unknown["top_logprobs"]] == [("", []), ("", [])]
 
 
-def test_a_prompt_has_one_bos_whoever_writes_it(make_live):
+def test_report_70_a_prompt_has_one_bos_whoever_writes_it(make_live):
     tokenizer = toys.byte_level_tokenizer(add_bos=True, template=toys.CHAT_TEMPLATE)
     server = make_live(tokenizer=tokenizer)
     messages = [{"role": "user", "content": "Hello"}]
@@ -115,7 +146,7 @@ def test_a_prompt_has_one_bos_whoever_writes_it(make_live):
 
 
 @pytest.mark.parametrize("prompt", ["", ["", "a"]], ids=str)
-def test_an_empty_prompt_is_the_bos_where_the_tokenizer_adds_one(make_live, prompt):
+def test_report_78_an_empty_prompt_is_the_bos_where_the_tokenizer_adds_one(make_live, prompt):
     tokenizer = toys.byte_level_tokenizer(add_bos=True)
     reply = make_live(tokenizer=tokenizer).complete(prompt=prompt, return_token_ids=True).json
     assert reply["choices"][0]["prompt_token_ids"] == [tokenizer.bos_id]
@@ -123,7 +154,7 @@ def test_an_empty_prompt_is_the_bos_where_the_tokenizer_adds_one(make_live, prom
     assert all(choice["text"] == "hello" for choice in reply["choices"])
 
 
-def test_fifty_slow_readers_each_get_every_number_in_order_and_then_the_end(make_live):
+def test_report_15_fifty_slow_readers_each_get_every_number_in_order_and_then_the_end(make_live):
     numbers = [f" {number}" for number in range(200)]
     vocabulary = toys.byte_level_vocabulary()
     vocabulary.backend.add_tokens([AddedToken(number, normalized=False) for number in numbers])

@@ -9,7 +9,7 @@ from xlaserve.server.protocol.completion import CompletionRequest
 from xlaserve.server.unsupported import CHAT, COMPLETION
 
 
-def test_null_is_the_same_as_absent_in_every_optional_field():
+def test_report_74_null_is_the_same_as_absent_in_every_optional_field():
     optional = {*CompletionRequest.model_fields, *COMPLETION} - {"model", "prompt"}
     assert completion(**dict.fromkeys(optional)) == completion()
     optional = {*ChatRequest.model_fields, *CHAT} - {"model", "messages"}

@@ -4,7 +4,8 @@ The cost of a token does not depend on how many came before it. Knows nothing of
 """
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,8 +18,11 @@ _WINDOW = 6  # tokens of context that a decoder of unknown kind gets to see
 _MAX_HELD_TOKENS = 16  # a window that ends in U+FFFD for longer is not waiting for a byte
 
 
+Shows = Callable[[int], bool]  # whether a token gives text
+
+
 class Detokenizer(Protocol):
-    """The text of one request's output. Special tokens and ids that the tokenizer lacks give no text."""
+    """The text of one request's output. Ids that the tokenizer lacks give no text."""
 
     def push(self, token_id: int) -> str:
         """Takes the next token and returns the text that is now certain."""
@@ -33,21 +37,33 @@ class Detokenizer(Protocol):
         ...
 
 
-def make_detokenizer(tokenizer: "Tokenizer", prompt_ids: Sequence[int]) -> Detokenizer:
+def make_detokenizer(
+    tokenizer: "Tokenizer",
+    prompt_ids: Sequence[int],
+    *,
+    skip_special_tokens: bool = True,
+    spaces_between_special_tokens: bool = True,
+) -> Detokenizer:
     """The prompt decides how the output begins, but none of its text is ever returned.
 
     A character begun in the prompt belongs to the output once the output completes it; U+FFFD in its place does not.
+    skip_special_tokens: they give no text. spaces_between_special_tokens: False leaves out the space that the joined
+    kind puts between two added tokens; the others put none.
     """
+    shows = partial(tokenizer.gives_text, skip_special_tokens=skip_special_tokens)
     if tokenizer.spelling.kind == "byte_level":
-        return _ByteLevel(tokenizer, prompt_ids)
+        return _ByteLevel(tokenizer, prompt_ids, shows)
     if tokenizer.spelling.kind == "byte_fallback":
-        return _ByteFallback(tokenizer, prompt_ids)
-    return _Window(tokenizer, prompt_ids)
+        return _ByteFallback(tokenizer, prompt_ids, shows)
+    if tokenizer.spelling.kind == "joined":
+        return _Joined(tokenizer, prompt_ids, shows, spaces_between_special_tokens)
+    return _Window(tokenizer, prompt_ids, shows)
 
 
 class _ByteLevel:
-    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int]):
+    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], shows: Shows):
         self._tokenizer = tokenizer
+        self._shows = shows
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         tail = b""
         for token_id in reversed(prompt_ids):
@@ -67,7 +83,7 @@ class _ByteLevel:
         return self._own(self._utf8.decode(b"", final=True))
 
     def _bytes(self, token_id: int) -> bytes:
-        return self._tokenizer.token_bytes(token_id) if self._tokenizer.gives_text(token_id) else b""
+        return self._tokenizer.token_bytes(token_id) if self._shows(token_id) else b""
 
     def _own(self, text: str) -> str:
         if text and self._in_prompt_char:
@@ -77,18 +93,19 @@ class _ByteLevel:
 
 
 class _ByteFallback:
-    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int]):
+    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], shows: Shows):
         self._tokenizer = tokenizer
-        text_ids = filter(tokenizer.gives_text, reversed(prompt_ids))
+        self._shows = shows
+        text_ids = filter(shows, reversed(prompt_ids))
         tail = list(takewhile(lambda value: value is not None, map(self._byte, text_ids)))
         self._run = bytearray(
             value for value in reversed(tail) if value is not None
         )  # bytes since the last other token
         self._num_prompt_bytes = len(self._run)
-        self._strip = tokenizer.spelling.strips_first_space and not any(map(tokenizer.gives_text, prompt_ids))
+        self._strip = tokenizer.spelling.strips_first_space and not any(map(shows, prompt_ids))
 
     def push(self, token_id: int) -> str:
-        if not self._tokenizer.gives_text(token_id):
+        if not self._shows(token_id):
             return ""
         byte = self._byte(token_id)
         if byte is None:
@@ -129,17 +146,47 @@ class _ByteFallback:
         return text
 
 
+class _Joined:
+    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], shows: Shows, spaces: bool):
+        self._tokenizer = tokenizer
+        self._shows = shows
+        self._spaces = spaces
+        last = next(filter(shows, reversed(prompt_ids)), None)
+        self._is_first = last is None
+        self._was_added = last in tokenizer.added_ids
+
+    def push(self, token_id: int) -> str:
+        token = self._tokenizer.token(token_id)
+        if token is None or not self._shows(token_id):
+            return ""
+        is_added = token_id in self._tokenizer.added_ids
+        if not self._spaces and is_added and self._was_added:
+            text = token
+        else:
+            text = self._tokenizer.spelling.joined_text(token, is_first=self._is_first)
+        self._is_first, self._was_added = False, is_added
+        return text
+
+    def held_text(self) -> str:
+        return ""
+
+    def finish(self) -> str:
+        return ""
+
+
 class _Window:
     """Decodes the last few tokens with and without the new ones; the difference is the new text."""
 
-    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int]):
+    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], shows: Shows):
         self._tokenizer = tokenizer
-        last = islice(filter(tokenizer.gives_text, reversed(prompt_ids)), _WINDOW)
+        self._shows = shows
+        last = islice(filter(shows, reversed(prompt_ids)), _WINDOW)
+        self._decode = partial(tokenizer.decode, skip_special_tokens=False)  # those to skip never get here
         self._ids = list(last)[::-1]
         self._num_read = len(self._ids)  # tokens of the window whose text has been returned
 
     def push(self, token_id: int) -> str:
-        if not self._tokenizer.gives_text(token_id):
+        if not self._shows(token_id):
             return ""
         self._ids.append(token_id)
         text = self._new_text()
@@ -158,7 +205,7 @@ class _Window:
         return text
 
     def _new_text(self) -> str:
-        before = self._tokenizer.decode(self._ids[: self._num_read])
-        after = self._tokenizer.decode(self._ids)
+        before = self._decode(self._ids[: self._num_read])
+        after = self._decode(self._ids)
         same = takewhile(lambda pair: pair[0] == pair[1], zip(before, after, strict=False))
         return after[sum(1 for _ in same) :]

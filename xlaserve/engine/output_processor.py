@@ -44,16 +44,24 @@ class TextDelta:
 
 
 class OutputProcessor:
-    """One per request. `stop_ids` are the tokens that end it, EOS (unless ignored) and its stop_token_ids."""
+    """One per request. `stop_ids` are the tokens that end it, EOS (unless ignored) and its stop_token_ids.
+
+    They give no text, unless the request wants what ends it in its output.
+    """
 
     def __init__(
         self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], params: SamplingParams, stop_ids: frozenset[int]
     ):
         self._tokenizer = tokenizer
         self._wants_logprobs = params.logprobs is not None
-        self._stop_ids = stop_ids
-        self._detokenizer = make_detokenizer(tokenizer, prompt_ids)
-        self._stops = StopStrings(params.stop)
+        self._stop_ids = frozenset() if params.include_stop_str_in_output else stop_ids
+        self._detokenizer = make_detokenizer(
+            tokenizer,
+            prompt_ids,
+            skip_special_tokens=params.skip_special_tokens,
+            spaces_between_special_tokens=params.spaces_between_special_tokens,
+        )
+        self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self.finished = False
 
     def push(self, output: EngineOutput) -> TextDelta:
@@ -66,7 +74,7 @@ class OutputProcessor:
             return TextDelta()
         text: list[str] = []
         for count, token_id in enumerate(output.token_ids, start=1):
-            if token_id in self._stop_ids:  # ends the output, and is not part of its text
+            if token_id in self._stop_ids:
                 break
             text.append(self._stops.push(self._detokenizer.push(token_id), self._detokenizer.held_text))
             if self._stops.found is not None:

@@ -41,7 +41,9 @@ class Tokenizer:
         vocab = backend.get_vocab()
         self.vocab_size: int = max(vocab.values(), default=-1) + 1  # ids may have gaps
         self.longest_token: int = max(map(len, vocab), default=0)  # characters, at least as many as it stands for
-        self.special_ids = frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder()
+        self.added_ids = frozenset(added)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.spelling = Spelling(backend.decoder)
         self._adds_bos = self.bos_id is not None and backend.encode("").ids[:1] == [self.bos_id]
 
@@ -79,9 +81,11 @@ class Tokenizer:
         """As the vocabulary spells it; None for an id that it lacks."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
 
-    def gives_text(self, token_id: int) -> bool:
+    def gives_text(self, token_id: int, *, skip_special_tokens: bool = True) -> bool:
         """Whether the token shows in the output's text at all."""
-        return token_id not in self.special_ids and self.token(token_id) is not None
+        if skip_special_tokens and token_id in self.special_ids:
+            return False
+        return self.token(token_id) is not None
 
     def token_bytes(self, token_id: int) -> bytes:
         """What the token adds to a text, a special one its name; b"" for an id that the tokenizer lacks."""

@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from xlaserve.sampling_params import BeamSearchParams, SamplingParams
+from xlaserve.sampling_params import TEXT_OPTIONS, BeamSearchParams, SamplingParams
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server.protocol.strict import Strict
 
@@ -35,6 +35,9 @@ class GenerationRequest(Strict):
     stop: Annotated[list[str], BeforeValidator(_as_list), Field(default_factory=list)]
     stop_token_ids: Annotated[list[int], Field(default_factory=list)]  # extension
     ignore_eos: bool = False  # extension
+    skip_special_tokens: bool = True  # extension
+    spaces_between_special_tokens: bool = True  # extension
+    include_stop_str_in_output: bool = False  # extension
     use_beam_search: bool = False  # extension
     beam_width: int | None = None  # extension
     length_penalty: float | None = None  # extension
@@ -83,6 +86,7 @@ class GenerationRequest(Strict):
             "n": 1 if self.n is None else self.n,
             "stop_token_ids": tuple(self.stop_token_ids),
             "ignore_eos": self.ignore_eos,
+            **{name: getattr(self, name) for name in TEXT_OPTIONS},
         }
         if self.use_beam_search:
             penalty = 1.0 if self.length_penalty is None else self.length_penalty
