@@ -25,6 +25,7 @@ class SamplingParams:
     request. logprobs: None = off, else the number of alternatives (0..20).
     skip_special_tokens, spaces_between_special_tokens: see `make_detokenizer`. include_stop_str_in_output: text ends
     with the stop string, or with the token, that ended it.
+    reasoning: the output may begin with <think>...</think>, of thinking_token_budget tokens at most; None = no limit.
     """
 
     n: int = 1
@@ -40,6 +41,8 @@ class SamplingParams:
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    reasoning: bool = False
+    thinking_token_budget: int | None = None
 
     def __post_init__(self):
         _check("n", self.n, _is_int(self.n) and 1 <= self.n <= MAX_CHOICES, f"an integer from 1 to {MAX_CHOICES}")
@@ -60,11 +63,15 @@ class SamplingParams:
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         ids_ok = all(_is_int(i) and i >= 0 for i in self.stop_token_ids)
         _check("stop_token_ids", self.stop_token_ids, ids_ok, "token ids >= 0")
-        for name in ("ignore_eos", *TEXT_OPTIONS):
+        for name in ("ignore_eos", "reasoning", *TEXT_OPTIONS):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "true or false")
         if self.logprobs is not None:
             allowed = _is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
             _check("logprobs", self.logprobs, allowed, f"an integer from 0 to {MAX_LOGPROBS}")
+        if self.thinking_token_budget is not None:
+            allowed = _is_int(self.thinking_token_budget) and self.thinking_token_budget >= 0
+            _check("thinking_token_budget", self.thinking_token_budget, allowed, "an integer >= 0")
+            _check("thinking_token_budget", self.thinking_token_budget, self.reasoning, "left out without reasoning")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -84,3 +84,40 @@ def test_an_assistants_reasoning_reaches_the_template():
     assert parsed.messages[0].for_template() == message("assistant")
     with pytest.raises(InvalidRequest, match="reasoning_content"):
         parse_chat({"model": "m", "messages": [message("user")]})
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_thinking_budget_ends_the_reasoning(thinking, opens):
+    script = b"Let me think of it for long.</think>It is 4." if opens else THOUGHT + b"It is 4."
+
+    def next_token(context):  # what was not forced is as scripted; after the end of the reasoning, the answer
+        text = tokenizer.decode(context).partition("[assistant]")[2].encode()
+        text = text.removeprefix(b"<think>\n" if opens else b"")
+        _, ended, answer = text.partition(b"</think>")
+        rest = b"It is 4."[len(answer) :] if ended else script[len(text) :]
+        return rest[0] if rest else min(tokenizer.eos_ids)
+
+    server = thinking(script, opens=opens, next_token=next_token)
+    tokenizer = server.service.tokenizer
+    message, reason = both(server, thinking_token_budget=12)
+    expected = "Let me think" if opens else "Let"
+    assert (message["reasoning_content"], message["content"], reason) == (expected, "It is 4.", "stop")
+    usage = server.chat(thinking_token_budget=12).json["usage"]
+    assert usage["completion_tokens_details"]["reasoning_tokens"] == 12 + len(tokenizer.encode("</think>"))
+
+
+@pytest.mark.parametrize("value", [-1, 1.5, "3", True])
+def test_what_is_no_budget_is_refused(thinking, value):
+    answer = thinking(b"x").chat(thinking_token_budget=value)
+    assert (answer.status, answer.error["param"]) == (400, "thinking_token_budget")
+
+
+def test_a_model_that_does_not_think_has_no_budget(thinking):
+    answer = thinking(b"x", thinks=False).chat(thinking_token_budget=3)
+    assert (answer.status, answer.error["param"]) == (400, "thinking_token_budget")
+    assert "--reasoning-parser" in answer.error["message"]
+
+
+def test_a_beam_search_has_no_budget(thinking):
+    answer = thinking(b"x").chat(thinking_token_budget=3, use_beam_search=True)
+    assert (answer.status, answer.error["param"]) == (400, "thinking_token_budget")

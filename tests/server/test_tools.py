@@ -107,6 +107,15 @@ def test_every_form_of_calls(answering, form):
     assert message["tool_calls"][0]["id"] == (9 if form == "mistral" else 29)
 
 
+def test_marks_that_are_special_tokens_are_read_and_not_shown(answering):
+    vocabulary = toys.byte_level_vocabulary(template=TEMPLATE)
+    vocabulary.backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    tokenizer = toys.as_tokenizer(vocabulary)
+    script = [tokenizer.special_id("[TOOL_CALLS]"), *b"now", tokenizer.special_id("[ARGS]"), *b"{}"]
+    message, reason = both(answering(script, tokenizer=tokenizer, tool_parser="mistral"), tools=TOOLS)
+    assert (functions(message), message["content"], reason) == ([("now", "{}")], None, "tool_calls")
+
+
 def test_text_before_a_call_is_content(answering):
     message, reason = both(answering(b"I look it up.\n" + CALL), tools=TOOLS)
     assert message["content"] == "I look it up."

@@ -1,5 +1,6 @@
 """Tells what a model thinks from what it answers: <think>...</think>, which the prompt may have opened already."""
 
+import copy
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +15,11 @@ _TAIL_TOKENS = 16  # of a prompt, enough to hold BEGIN however it is cut
 def reasoning_is_open(tokenizer: "Tokenizer", prompt_ids: list[int]) -> bool:
     """Whether the prompt ends with BEGIN, as some templates write it, so that the model goes on with its thoughts."""
     return tokenizer.decode(prompt_ids[-_TAIL_TOKENS:], skip_special_tokens=False).rstrip().endswith(BEGIN)
+
+
+def reasoning_is_closed(tokenizer: "Tokenizer", prompt_ids: list[int]) -> bool:
+    """Whether the prompt ends with END: the template has thought for the model, which is to answer at once."""
+    return tokenizer.decode(prompt_ids[-_TAIL_TOKENS:], skip_special_tokens=False).rstrip().endswith(END)
 
 
 def thinks(template: str) -> bool:
@@ -95,6 +101,11 @@ class ReasoningTokens:
     @property
     def state(self) -> Literal["before", "inside", "after"]:
         return self._parser.state
+
+    def copy(self) -> "ReasoningTokens":
+        twin = copy.copy(self)
+        twin._parser = copy.copy(self._parser)
+        return twin
 
     def push(self, token_ids: Iterable[int]) -> None:
         for token_id in token_ids:

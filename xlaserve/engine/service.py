@@ -17,6 +17,7 @@ from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.output_processor import OutputProcessor, TextDelta
+from xlaserve.engine.reasoning_rules import with_reasoning
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
@@ -180,6 +181,12 @@ class GenerationService:
             raise InvalidRequest(message, param="priority")
         eos_ids = frozenset() if params.ignore_eos else self.info.eos_ids
         limit = min(self.info.max_model_len, self.info.max_request_tokens)
+        constraint = None
+        if params.reasoning:
+            budget = params.thinking_token_budget
+            constraint = with_reasoning(
+                self.tokenizer, prompt_ids, self.info.vocab_size, budget=budget, answer=constraint
+            )
         now = time.monotonic()
         request = Request(
             request_id=request_id or f"gen-{secrets.token_hex(12)}",
@@ -194,6 +201,7 @@ class GenerationService:
             tenant=scheduling.tenant,
             deadline=None if scheduling.timeout is None else now + scheduling.timeout,
             cache_salt=scheduling.cache_salt,
+            constraint=constraint,
         )
         for index in range(1, params.n):
             request.add_fork(f"{request.request_id}-{index}", index)

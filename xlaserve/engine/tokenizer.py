@@ -77,6 +77,11 @@ class Tokenizer:
         known = [token_id for token_id in ids if 0 <= token_id < self.vocab_size]
         return self._backend.decode(known, skip_special_tokens=skip_special_tokens)
 
+    def special_id(self, text: str) -> int | None:
+        """The special token of this text, if there is one."""
+        token_id = self._backend.token_to_id(text)
+        return token_id if token_id in self.special_ids else None
+
     def token(self, token_id: int) -> str | None:
         """As the vocabulary spells it; None for an id that it lacks."""
         return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None

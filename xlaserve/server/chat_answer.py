@@ -3,13 +3,14 @@
 import secrets
 import string
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from xlaserve.engine.answer_parser import AnswerDelta, AnswerParser
-from xlaserve.engine.reasoning import ReasoningParser, ReasoningTokens, reasoning_is_open
+from xlaserve.engine.reasoning import BEGIN, END, ReasoningParser, ReasoningTokens, reasoning_is_open
 from xlaserve.engine.tool_parsers import PARSERS, ToolParser
 from xlaserve.errors import InvalidRequest
+from xlaserve.sampling_params import BeamSearchParams, SamplingParams
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.tools import NamedTool
 from xlaserve.server.responses import (
@@ -25,6 +26,8 @@ from xlaserve.server.responses import (
 if TYPE_CHECKING:
     from xlaserve.engine.service import GenerationService
 
+REASONING_MARKS = (BEGIN, END)
+NO_BEAMS = "not allowed with use_beam_search; leave one of them out"
 _ID_CHARACTERS = string.ascii_letters + string.digits
 
 
@@ -44,9 +47,31 @@ class AnswerForm:
                 param="tools",
             )
 
+        if self.asked.thinking_token_budget is not None and not self.thinks:
+            raise InvalidRequest(
+                "This server does not know of reasoning of this model, for its chat template does not tell. Leave "
+                "thinking_token_budget out, or start the server with --reasoning-parser think.",
+                param="thinking_token_budget",
+            )
+
     @property
     def thinks(self) -> bool:
         return self.service.info.thinks
+
+    def sampling_params(self) -> SamplingParams | BeamSearchParams:
+        """What the request asks for, and what its answer can only be read with."""
+        asked, info, special_id = self.asked, self.service.info, self.service.tokenizer.special_id
+        params = asked.sampling_params(info.sampling_defaults)
+        marks = REASONING_MARKS if self.thinks else ()
+        if asked.offered_tools:
+            marks += PARSERS[cast(str, info.tool_parser)].marks
+        if any(special_id(mark) is not None for mark in marks):  # else it would be left out
+            params = replace(params, skip_special_tokens=False)
+        if isinstance(params, BeamSearchParams):
+            if asked.thinking_token_budget is not None:
+                raise InvalidRequest(f"thinking_token_budget: {NO_BEAMS}", param="thinking_token_budget")
+            return params
+        return replace(params, reasoning=self.thinks, thinking_token_budget=asked.thinking_token_budget)
 
     def answer(self) -> "ChatAnswer":
         if not self.thinks:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from xlaserve.engine.generations import Generations, collect
+from xlaserve.engine.generations import Generations, Params, collect
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server.chat_answer import AnswerForm
 from xlaserve.server.http import check_model
@@ -23,6 +23,7 @@ class Job:
     """A request that has been checked: what the engine is to do, and who writes the answer. `prompts` are token ids."""
 
     asked: CompletionRequest | ChatRequest
+    params: Params
     prompts: list[list[int]]
     renderer: CompletionRenderer | ChatRenderer
 
@@ -30,8 +31,7 @@ class Job:
         self, service: "GenerationService", scheduling: SchedulingParams, check: Callable[[], None]
     ) -> Generations:
         """Submits it to the engine; `check` and the errors: see Generations, whose `abort` must be called."""
-        params = self.asked.sampling_params(service.info.sampling_defaults)
-        return Generations(service, self.prompts, params, self.renderer.id, scheduling=scheduling, check=check)
+        return Generations(service, self.prompts, self.params, self.renderer.id, scheduling=scheduling, check=check)
 
     def whole(self, service: "GenerationService", scheduling: SchedulingParams, check: Callable[[], None]) -> Reply:
         """The whole answer, once it is there; the rest as in `start`."""
@@ -56,7 +56,7 @@ def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
         include_usage=asked.include_usage,
         logprobs=asked.logprobs is not None,
     )
-    return Job(asked, prompts, renderer)
+    return Job(asked, asked.sampling_params(service.info.sampling_defaults), prompts, renderer)
 
 
 def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
@@ -65,6 +65,7 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     check_model(asked.model, service.info)
     tools = [tool.for_template() for tool in asked.offered_tools]
     prompts = [chat_ids(service.tokenizer, asked.messages, max_model_len=service.info.max_model_len, tools=tools)]
+    form = AnswerForm(service, asked, prompts[0])
     renderer = ChatRenderer(
         service.info.name,
         prompts,
@@ -72,6 +73,6 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
         return_token_ids=asked.return_token_ids,
         include_usage=asked.include_usage,
         logprobs=asked.logprobs,
-        form=AnswerForm(service, asked, prompts[0]),
+        form=form,
     )
-    return Job(asked, prompts, renderer)
+    return Job(asked, form.sampling_params(), prompts, renderer)

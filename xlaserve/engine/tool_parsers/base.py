@@ -70,6 +70,7 @@ class ToolParser(ABC):
     before their time. Of text that has stopped being a call the rest is content.
     """
 
+    marks: tuple[str, ...] = ()  # texts that some tokenizers have as special tokens
     id_prefix = "call_"  # of the ids that its calls are given
     id_length = 24  # random characters after it
 

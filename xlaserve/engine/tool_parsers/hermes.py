@@ -9,6 +9,8 @@ END = "</tool_call>"
 class HermesParser(ToolParser):
     """The end mark may be missing: some models leave the last one out."""
 
+    marks = (BEGIN, END)
+
     def _parse(self) -> Steps[None]:
         while (yield from self._content_until(BEGIN)):
             if (yield from self._attempt(self._call())):

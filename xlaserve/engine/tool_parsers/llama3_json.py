@@ -8,6 +8,8 @@ TAG = "<|python_tag|>"
 class Llama3JsonParser(ToolParser):
     """Several calls are set apart by semicolons."""
 
+    marks = (TAG,)
+
     def _parse(self) -> Steps[None]:
         yield from self._calls()
         while (yield from self._content_until(TAG)):

@@ -10,6 +10,7 @@ ARGS = "[ARGS]"
 class MistralParser(ToolParser):
     """In the older form one mark begins a list of calls, in the newer one each call has its own."""
 
+    marks = (BEGIN, CALL_ID, ARGS)
     id_prefix = ""
     id_length = 9  # the templates refuse any other
 

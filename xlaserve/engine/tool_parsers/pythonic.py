@@ -16,6 +16,8 @@ _KNOWN_ESCAPES = "\\'\"abfnrtvxuU\n"
 class PythonicParser(ToolParser):
     """Arguments are literals by keyword. Each is given as JSON once it has come to its end."""
 
+    marks = (BEGIN, END)
+
     def _parse(self) -> Steps[None]:
         found = yield from self._attempt(self._first_call())
         if found:

@@ -23,6 +23,7 @@ class ChatRequest(GenerationRequest):
     tool_choice: ToolChoice | None = None  # auto where there are tools
     parallel_tool_calls: bool | None = None  # true where there are tools
     include_reasoning: bool = True  # extension
+    thinking_token_budget: int | None = None  # extension
 
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self):
