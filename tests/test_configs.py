@@ -22,7 +22,11 @@ def test_demo_yaml_holds_the_defaults():
 
 def test_demo_yaml_shows_every_key():
     shown = yaml.safe_load((CONFIGS / "demo.yaml").read_text())
-    assert set(shown) == set(Config.model_fields)
-    for name, field in Config.model_fields.items():
+    assert_shows_all(shown, Config)
+
+
+def assert_shows_all(shown: dict, section: type[BaseModel]) -> None:
+    assert set(shown) == set(section.model_fields), section
+    for name, field in section.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            assert set(shown[name]) == set(field.annotation.model_fields), name
+            assert_shows_all(shown[name], field.annotation)

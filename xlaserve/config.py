@@ -120,6 +120,15 @@ class TenantSection(_Section):
 TenantName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
+class FilesSection(_Section):
+    """Files that clients upload, and batches over them."""
+
+    folder: Path | None = None  # of this server alone; None: there are neither files nor batches
+    max_file_bytes: Bytes = 200 * 2**20  # of one upload
+    max_total_bytes: Bytes = 10 * 2**30  # of all files, at which uploads are refused; results are not
+    batch_lines: int | None = Field(default=None, ge=1)  # that run at a time; None: half of scheduler.max_num_seqs
+
+
 class ServerSection(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
@@ -128,8 +137,9 @@ class ServerSection(_Section):
     max_waiting: int = Field(default=1024, ge=0)  # requests queued in the engine before 429
     max_waiting_tokens: int | None = Field(default=None, ge=1)  # of their prompts
     api_keys: dict[TenantName, TenantSection] = {}  # none: everybody is let in
+    files: FilesSection = FilesSection()
 
-    @field_validator("api_keys", mode="before")
+    @field_validator("api_keys", "files", mode="before")
     @classmethod
     def _null_is_none(cls, value: Any) -> Any:
         return {} if value is None else value

@@ -12,6 +12,7 @@ from xlaserve.engine.service import GenerationService
 from xlaserve.server import wsgi
 from xlaserve.server.app import create_app
 from xlaserve.server.auth import ApiKeys
+from xlaserve.server.batches.batches import Batches
 from xlaserve.server.state import ServerState
 
 JSON = {"Content-Type": "application/json"}
@@ -23,13 +24,22 @@ class LiveServer:
     service: GenerationService  # set by the fixtures, as is its runner
     runner: ToyRunner
 
-    def __init__(self, *, max_requests: int = 8, max_body: int = 100_000, api_keys: dict[str, str] | None = None):
+    def __init__(
+        self,
+        *,
+        max_requests: int = 8,
+        max_body: int = 100_000,
+        api_keys: dict[str, str] | None = None,
+        batches: Batches | None = None,
+    ):
         self.state = ServerState(max_requests=max_requests, max_body=max_body)
+        self.batches = batches
         self._server = wsgi.HttpServer(
-            create_app(self.state, ApiKeys(api_keys)),
+            create_app(self.state, ApiKeys(api_keys), batches),
             wsgi.bind("127.0.0.1", 0),
             max_requests=max_requests,
             max_body=max_body,
+            max_upload=batches.files.max_file_bytes if batches else None,
         )
         self.port = self._server.port
         self.url = f"http://127.0.0.1:{self.port}"

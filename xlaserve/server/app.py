@@ -8,6 +8,9 @@ from werkzeug.exceptions import HTTPException
 from xlaserve.errors import XlaserveError
 from xlaserve.server import openai, utility
 from xlaserve.server.auth import ApiKeys
+from xlaserve.server.batches import file_routes
+from xlaserve.server.batches.batches import Batches
+from xlaserve.server.batches.file_routes import BATCHES
 from xlaserve.server.errors import ClientGone, ErrorReply, body_too_large, error_reply, make_reply
 from xlaserve.server.http import STATE
 from xlaserve.server.state import ServerState
@@ -18,11 +21,15 @@ _logger = logging.getLogger(__name__)
 _OPEN = ("/health", "/ready", "/metrics")  # to probes and scrapers, which have no key
 
 
-def create_app(state: ServerState, api_keys: ApiKeys | None = None) -> Flask:
-    """The application over `state`, which may still be loading its model. `api_keys`: None lets everybody in."""
+def create_app(state: ServerState, api_keys: ApiKeys | None = None, batches: Batches | None = None) -> Flask:
+    """The application over `state`, which may still be loading its model.
+
+    `api_keys`: None lets everybody in. `batches`: None: the server keeps no files.
+    """
     keys = api_keys or ApiKeys()
     app = Flask(__name__, static_folder=None)
     app.extensions[STATE] = state
+    app.extensions[BATCHES] = batches
     app.config["MAX_CONTENT_LENGTH"] = state.max_body
 
     @app.before_request
@@ -32,6 +39,7 @@ def create_app(state: ServerState, api_keys: ApiKeys | None = None) -> Flask:
 
     app.register_blueprint(openai.routes)
     app.register_blueprint(utility.routes)
+    app.register_blueprint(file_routes.routes)
     app.register_error_handler(XlaserveError, _known_error)
     app.register_error_handler(ClientGone, _client_gone)
     app.register_error_handler(HTTPException, _http_error)

@@ -72,6 +72,11 @@ def body_too_large(limit: int) -> str:
     return f"The body is larger than {limit} bytes, the limit of this server (server.max_body)."
 
 
+def file_too_large(limit: int) -> str:
+    """The message for an uploaded file over `limit` bytes."""
+    return f"The file is larger than {limit} bytes, the limit of this server (server.files.max_file_bytes)."
+
+
 _KINDS = {
     429: ("rate_limit_error", "rate_limit_exceeded"),
     503: ("server_error", "service_unavailable"),

@@ -3,6 +3,7 @@
 One thread per request being served, and a few more for what answers at once; one thread (the loop) for all sockets.
 """
 
+import copy
 import socket
 import threading
 import time
@@ -11,11 +12,13 @@ from typing import Any
 
 from waitress import wasyncore
 from waitress.channel import HTTPChannel
+from waitress.parser import HTTPRequestParser
 from waitress.server import create_server
 from waitress.task import ErrorTask
 
 from xlaserve.errors import ConfigError
-from xlaserve.server.errors import body_too_large, make_reply
+from xlaserve.server.batches.file_store import FORM_BYTES
+from xlaserve.server.errors import body_too_large, file_too_large, make_reply
 
 SPARE_THREADS = 8  # for /health, /metrics and refusals while every generation thread is taken
 LOOP_SECONDS = 1.0
@@ -24,6 +27,8 @@ WORKER_SECONDS = 1.0  # then, for the threads to end
 # A body over the limit is read to its end up to this many times the limit, and refused by the application: a client
 # whose connection is cut while it sends seldom reads the answer. Larger ones are cut.
 BODY_LEEWAY = 4
+UPLOADS = "/v1/files"
+UPLOAD_LEEWAY = 2  # likewise
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -52,8 +57,10 @@ class _ErrorTask(ErrorTask):
     def execute(self) -> None:
         request: Any = self.request
         error = request.error
-        if error.code == 413:
-            message = body_too_large(self.channel.adj.max_request_body_size // BODY_LEEWAY)
+        if error.code == 413 and request.adj.max_upload is not None:
+            message = file_too_large(request.adj.max_upload)
+        elif error.code == 413:
+            message = body_too_large(request.adj.max_request_body_size // BODY_LEEWAY)
         else:
             message = f"{error.reason}: {error.body}"
         reply = make_reply(error.code, message)
@@ -64,17 +71,32 @@ class _ErrorTask(ErrorTask):
         self.write(reply.body)
 
 
+class _Parser(HTTPRequestParser):
+    """Lets the body of an upload be larger than others: `adj.of_uploads` are the settings for those, if any."""
+
+    adj: Any
+    path: str  # of a header that could be parsed
+
+    def parse_header(self, header_plus: bytes) -> None:
+        super().parse_header(header_plus)
+        if self.adj.of_uploads is not None and self.path == UPLOADS:
+            self.adj = self.adj.of_uploads
+
+
 class _Channel(HTTPChannel):
     error_task_class = _ErrorTask
+    parser_class = _Parser
 
 
 class HttpServer:
     """Serves `app` on a bound socket, from construction until `close()`.
 
-    max_requests: requests the application works on at a time; it refuses more. max_body: bytes.
+    max_requests: requests the application works on at a time; it refuses more. max_body: bytes, max_upload: of a file.
     """
 
-    def __init__(self, app: Callable, sock: socket.socket, *, max_requests: int, max_body: int):
+    def __init__(
+        self, app: Callable, sock: socket.socket, *, max_requests: int, max_body: int, max_upload: int | None = None
+    ):
         self._sockets: dict[int, Any] = {}
         self._server: Any = create_server(
             app,
@@ -89,6 +111,12 @@ class HttpServer:
             ident="xlaserve",
         )
         self._server.channel_class = _Channel
+        settings = self._server.adj
+        settings.of_uploads = settings.max_upload = None
+        if max_upload is not None:
+            settings.of_uploads = copy.copy(settings)
+            settings.of_uploads.max_upload = max_upload
+            settings.of_uploads.max_request_body_size = UPLOAD_LEEWAY * (max_upload + FORM_BYTES)
         self.host, self.port = sock.getsockname()[:2]
         self._wake_lock = threading.Lock()
         self._is_closed = False

@@ -1,0 +1,48 @@
+"""What the routes of files and batches answer: pydantic models of OpenAI's objects."""
+
+from collections.abc import Sequence
+from typing import Generic, Literal, TypeVar
+
+from xlaserve.errors import InvalidRequest
+from xlaserve.server.batches.file_store import Purpose
+from xlaserve.server.responses import Reply
+
+
+class FileReply(Reply):
+    id: str
+    object: Literal["file"]
+    bytes: int
+    created_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"]
+    expires_at: None
+
+
+class FileDeleted(Reply):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+_Item = TypeVar("_Item", bound=Reply)
+
+
+class Page(Reply, Generic[_Item]):
+    object: Literal["list"]
+    data: list[_Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def page(items: Sequence, *, limit: int, after: str | None) -> Page:
+    """The `limit` items that follow the one named `after`. Raises InvalidRequest when there is none of that name."""
+    start = 0
+    if after is not None:
+        start = next((index for index, item in enumerate(items) if item.id == after), -1) + 1
+        if start == 0:
+            raise InvalidRequest(f"after: there is no {after[:80]!r} in this list.", param="after")
+    shown = list(items[start : start + limit])
+    ids = [item.id for item in (shown[:1] + shown[-1:])] or [None, None]
+    return Page(object="list", data=shown, first_id=ids[0], last_id=ids[-1], has_more=start + limit < len(items))
