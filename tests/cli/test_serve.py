@@ -13,6 +13,9 @@ from contextlib import contextmanager
 
 import pytest
 
+from tests.server.filing import form
+from tests.server.harness import wait_until
+
 
 @contextmanager
 def serving(*arguments: str, script: str = "hello", step_seconds: float = 0.0, load_seconds: float = 0.0):
@@ -38,11 +41,16 @@ def port_of(process: subprocess.Popen) -> int:
 
 
 def request(
-    process: subprocess.Popen, method: str, path: str, body: dict | None = None, headers: dict[str, str] | None = None
+    process: subprocess.Popen,
+    method: str,
+    path: str,
+    body: dict | bytes | None = None,
+    headers: dict[str, str] | None = None,
 ) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", port_of(process), timeout=10)
     try:
-        connection.request(method, path, json.dumps(body), {"Content-Type": "application/json"} | (headers or {}))
+        data = body if isinstance(body, bytes) else json.dumps(body)
+        connection.request(method, path, data, {"Content-Type": "application/json"} | (headers or {}))
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -175,6 +183,36 @@ def test_a_restart_at_once_gets_the_port_again():
         first.wait(5)
         with serving("--port", str(port_of(first))) as second:
             wait_for(second, "Serving")
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_batch_goes_on_after_the_server_has_ended(tmp_path, number):
+    folder = str(tmp_path / "files")
+    asked = {"method": "POST", "url": "/v1/completions", "body": {"model": "toy", "prompt": "hi", "max_tokens": 5}}
+    lines = "".join(json.dumps({"custom_id": str(n)} | asked) + "\n" for n in range(40))
+    body, headers = form({"purpose": "batch"}, [("file", "in.jsonl", lines.encode())])
+
+    def look(process: subprocess.Popen) -> dict:
+        return json.loads(request(process, "GET", path)[1])
+
+    with serving("--files-dir", folder, script="x" * 20, step_seconds=0.02) as first:
+        assert f"server.files.folder = {folder} (uploaded files and batches)" in "".join(wait_for(first, "Serving"))
+        file_id = json.loads(request(first, "POST", "/v1/files", body, headers)[1])["id"]
+        asked = {"input_file_id": file_id, "endpoint": "/v1/completions", "completion_window": "24h"}
+        path = f"/v1/batches/{json.loads(request(first, 'POST', '/v1/batches', asked)[1])['id']}"
+        assert wait_until(lambda: look(first)["request_counts"]["completed"] >= 4, 20)
+        first.send_signal(number)
+        assert first.wait(10) == (0 if number == signal.SIGTERM else -number)
+    with serving("--files-dir", folder, script="x" * 20) as second:
+        wait_for(second, "Serving")
+        assert wait_until(lambda: look(second)["status"] == "completed", 20)
+        batch = look(second)
+        assert batch["request_counts"] == {"total": 40, "completed": 40, "failed": 0}
+        results = request(second, "GET", f"/v1/files/{batch['output_file_id']}/content")[1].splitlines()
+        assert sorted(int(json.loads(result)["custom_id"]) for result in results) == list(range(40))
+        with serving("--files-dir", folder) as third:
+            assert third.wait(10) == 2
+            assert "another server uses it" in third.stderr.read()
 
 
 def test_a_broken_checkpoint_ends_the_server_with_its_message():

@@ -1,16 +1,19 @@
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
 from tests.server.harness import LiveServer
 from tests.server.toy_service import make_toy_service
+from xlaserve.config import FilesSection
 from xlaserve.server.batches.batches import Batches
+from xlaserve.server.state import ServerState
 
 
 @pytest.fixture
 def make_live():
-    """make_live(script, max_requests=, max_body=, api_keys=, batches=, **toy): a live server over a toy engine.
+    """make_live(script, max_requests=, max_body=, api_keys=, make_batches=, **toy): a live server over a toy engine.
 
     **toy: see make_toy_service."""
     servers = []
@@ -20,10 +23,10 @@ def make_live():
         max_requests: int = 8,
         max_body: int = 100_000,
         api_keys: dict[str, str] | None = None,
-        batches: Batches | None = None,
+        make_batches: Callable[[ServerState], Batches] | None = None,
         **toy: Any,
     ):
-        server = LiveServer(max_requests=max_requests, max_body=max_body, api_keys=api_keys, batches=batches)
+        server = LiveServer(max_requests=max_requests, max_body=max_body, api_keys=api_keys, make_batches=make_batches)
         servers.append(server)
         server.service, server.runner = make_toy_service(script, **toy)
         server.state.set_ready(server.service)
@@ -41,3 +44,38 @@ def make_live():
 @pytest.fixture
 def live(make_live) -> LiveServer:
     return make_live()
+
+
+@pytest.fixture
+def keep(make_live, tmp_path):
+    """keep(api_keys=, now=, toy={...}, folder=, **section): a server with files and batches in tmp_path / folder.
+
+    A second one takes the folder over from the first, which has ended as if killed while its lines were under way.
+    """
+    kept: list[LiveServer] = []
+
+    def end(server: LiveServer) -> None:
+        assert server.batches
+        assert server.batches.stop(10)
+        server.batches.close()
+
+    def make(
+        api_keys: dict[str, str] | None = None,
+        now: Callable[[], float] = time.time,
+        toy: dict[str, Any] | None = None,
+        folder: str = "files",
+        **section: Any,
+    ) -> LiveServer:
+        while kept:
+            end(kept.pop())
+
+        def make_batches(state: ServerState) -> Batches:
+            return Batches(tmp_path / folder, FilesSection(**section), state, now=now)
+
+        server = make_live(api_keys=api_keys, make_batches=make_batches, **(toy or {}))
+        kept.append(server)
+        return server
+
+    yield make
+    while kept:
+        end(kept.pop())

@@ -1,18 +1,11 @@
 """Uploads as a plain client sends them, and a server that keeps files."""
 
 import uuid
-from pathlib import Path
 from typing import Any
 
 from tests.server.harness import Answer, LiveServer
-from xlaserve.config import FilesSection
-from xlaserve.server.batches.batches import Batches
 
 TENANTS = {"alice": "sk-alice", "bob": "sk-bob"}
-
-
-def make_batches(folder: Path, **section: Any) -> Batches:
-    return Batches(folder, FilesSection(folder=folder, **section))
 
 
 def form(fields: dict[str, str], files: list[tuple[str, str, bytes]]) -> tuple[bytes, dict[str, str]]:

@@ -3,7 +3,7 @@
 import http.client
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,16 +30,16 @@ class LiveServer:
         max_requests: int = 8,
         max_body: int = 100_000,
         api_keys: dict[str, str] | None = None,
-        batches: Batches | None = None,
+        make_batches: Callable[[ServerState], Batches] | None = None,
     ):
         self.state = ServerState(max_requests=max_requests, max_body=max_body)
-        self.batches = batches
+        self.batches = make_batches(self.state) if make_batches else None
         self._server = wsgi.HttpServer(
-            create_app(self.state, ApiKeys(api_keys), batches),
+            create_app(self.state, ApiKeys(api_keys), self.batches),
             wsgi.bind("127.0.0.1", 0),
             max_requests=max_requests,
             max_body=max_body,
-            max_upload=batches.files.max_file_bytes if batches else None,
+            max_upload=self.batches.files.max_file_bytes if self.batches else None,
         )
         self.port = self._server.port
         self.url = f"http://127.0.0.1:{self.port}"

@@ -1,30 +1,16 @@
 """/v1/files: what is stored, for whom, and what no upload can do."""
 
+import os
 import random
 import threading
 
 import pytest
 
-from tests.server.filing import TENANTS, as_tenant, content, form, make_batches, upload, uploaded
+from tests.server.filing import TENANTS, as_tenant, content, form, upload, uploaded
 from xlaserve.errors import ConfigError
+from xlaserve.server.batches.storage import lock_folder
 
 LINE = b'{"custom_id": "a"}\n'
-
-
-@pytest.fixture
-def keep(make_live, tmp_path):
-    """keep(**section): a server that keeps files in tmp_path; one at a time."""
-    kept = []
-
-    def make(api_keys=None, **section):
-        for old in kept:
-            old.close()
-        kept[:] = [make_batches(tmp_path / "files", **section)]
-        return make_live(api_keys=api_keys, batches=kept[0])
-
-    yield make
-    for old in kept:
-        old.close()
 
 
 def test_a_file_is_stored_shown_read_and_deleted(keep):
@@ -200,11 +186,11 @@ def test_without_a_folder_it_is_told_how_to_set_one(live):
 
 
 def test_a_folder_has_one_server(tmp_path):
-    first = make_batches(tmp_path)
+    first = lock_folder(tmp_path)
     with pytest.raises(ConfigError, match="another server"):
-        make_batches(tmp_path)
-    first.close()
-    make_batches(tmp_path).close()
+        lock_folder(tmp_path)
+    os.close(first)
+    os.close(lock_folder(tmp_path))
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"server\.files\.folder.*cannot be written"):
-        make_batches(tmp_path / "file")
+        lock_folder(tmp_path / "file")

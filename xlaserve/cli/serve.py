@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from xlaserve.server.state import ServerState
 
 DRAIN_SECONDS = 30.0  # for running requests, once asked to stop
+BATCH_SECONDS = 5.0  # likewise, for lines of batches to be left
 
 
 @click.command(name="serve", short_help="Serve a model over HTTP, compatible with OpenAI's API.")
@@ -30,6 +31,9 @@ DRAIN_SECONDS = 30.0  # for running requests, once asked to stop
     envvar="XLASERVE_API_KEY",
     show_envvar=True,
     help="Requests must carry this key. Other users of the machine see options, but not the environment.",
+)
+@click.option(
+    "--files-dir", type=click.Path(path_type=Path), help="Folder for uploaded files and batches.  [default: none]"
 )
 @click.option(
     "--tool-call-parser",
@@ -47,6 +51,7 @@ def command(
     host: str | None,
     port: int | None,
     api_key: str | None,
+    files_dir: Path | None,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
     **options: Any,
@@ -70,6 +75,7 @@ def command(
     named = {
         "server__host": host,
         "server__port": port,
+        "server__files__folder": None if files_dir is None else str(files_dir),
         "model__tool_parser": tool_call_parser,
         "model__reasoning_parser": reasoning_parser,
     }
@@ -85,27 +91,39 @@ def serve(config: "Config") -> None:
     from xlaserve.server import wsgi
     from xlaserve.server.app import create_app
     from xlaserve.server.auth import ApiKeys, read_keys
+    from xlaserve.server.batches.batches import Batches
     from xlaserve.server.state import ServerState
 
     keys = ApiKeys(read_keys(config.server.api_keys))
     limits = {"max_requests": config.server.max_connections, "max_body": config.server.max_body}
     sock = wsgi.bind(config.server.host, config.server.port)  # before the long work of loading
     state = ServerState(**limits)
-    server = wsgi.HttpServer(create_app(state, keys), sock, **limits)
+    files = config.server.files
+    batches = Batches(files.folder, files, state) if files.folder else None
+    server = wsgi.HttpServer(
+        create_app(state, keys, batches), sock, max_upload=files.max_file_bytes if batches else None, **limits
+    )
     stop = _stop_signal()
     service = None
     try:
         service = _load(config, state, stop)
         calm_garbage_collector()
+        if batches:
+            batches.measure(service.metrics, service.info.name)
         state.set_ready(service)
         click.echo(f"Serving {service.info.name} on http://{server.host}:{server.port}", err=True)
         stop.wait()
         click.echo("Stopping: running requests may finish. Ask again to end at once.", err=True)
         state.drain()
+        if batches:
+            batches.stop(BATCH_SECONDS)
         state.places.wait_until_idle(DRAIN_SECONDS)
         state.stop()
     finally:
         server.close()
+        if batches:
+            batches.stop(BATCH_SECONDS)
+            batches.close()
         if service is not None:
             shut_down(service)
 
@@ -121,6 +139,9 @@ def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "Gen
         try:
             with ConsoleReporter() as console:
                 service = build_service(config, cache_dir=cache_dir(), reporter=Reporters(state, console))
+                folder = config.server.files.folder
+                told = "uploaded files and batches" if folder else "no files, no batches: see --files-dir"
+                console.info("server.files.folder", folder, told)
             console.banner()
             outcome.set_result(service)
         except BaseException as error:

@@ -85,6 +85,21 @@ class GenerationService:
         """Seconds until a request refused now may find a place, at the present rate; from 1 to 60."""
         return self._loop.retry_after()
 
+    @property
+    def max_num_seqs(self) -> int:
+        """Requests computed at the same time."""
+        return self._scheduler.max_num_seqs
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that are not being computed, those that the engine's thread has not seen yet among them."""
+        return max(0, self._loop.num_requests - len(self._scheduler.running))
+
+    @property
+    def takes_priority(self) -> bool:
+        """Whether the scheduler's policy heeds the priority of a request."""
+        return self._scheduler.waiting.takes_priority
+
     def stats(self) -> dict[str, int]:
         scheduler = self._scheduler
         return {
@@ -176,7 +191,7 @@ class GenerationService:
         except TypeError:
             raise InvalidRequest("prompt: token ids must be integers.", param="prompt") from None
         self._check(prompt_ids, params)
-        if scheduling.priority != 0 and not self._scheduler.waiting.takes_priority:
+        if scheduling.priority != 0 and not self.takes_priority:
             message = "priority has no effect on this server: its scheduler.policy is not 'priority'. Leave it out."
             raise InvalidRequest(message, param="priority")
         eos_ids = frozenset() if params.ignore_eos else self.info.eos_ids

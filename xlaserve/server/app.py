@@ -8,7 +8,7 @@ from werkzeug.exceptions import HTTPException
 from xlaserve.errors import XlaserveError
 from xlaserve.server import openai, utility
 from xlaserve.server.auth import ApiKeys
-from xlaserve.server.batches import file_routes
+from xlaserve.server.batches import batch_routes, file_routes
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.batches.file_routes import BATCHES
 from xlaserve.server.errors import ClientGone, ErrorReply, body_too_large, error_reply, make_reply
@@ -40,6 +40,7 @@ def create_app(state: ServerState, api_keys: ApiKeys | None = None, batches: Bat
     app.register_blueprint(openai.routes)
     app.register_blueprint(utility.routes)
     app.register_blueprint(file_routes.routes)
+    app.register_blueprint(batch_routes.routes)
     app.register_error_handler(XlaserveError, _known_error)
     app.register_error_handler(ClientGone, _client_gone)
     app.register_error_handler(HTTPException, _http_error)

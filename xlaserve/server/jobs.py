@@ -35,7 +35,10 @@ class Job:
 
     def whole(self, service: "GenerationService", scheduling: SchedulingParams, check: Callable[[], None]) -> Reply:
         """The whole answer, once it is there; the rest as in `start`."""
-        generations = self.start(service, scheduling, check)
+        return self.finish(self.start(service, scheduling, check))
+
+    def finish(self, generations: Generations) -> Reply:
+        """The whole answer, once what has been started is done."""
         try:
             return self.renderer.whole(collect(generations))
         finally:
@@ -76,3 +79,9 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
         form=form,
     )
     return Job(asked, form.sampling_params(), prompts, renderer)
+
+
+JOBS: "dict[str, Callable[[GenerationService, dict[str, Any]], Job]]" = {
+    "/v1/completions": completion_job,
+    "/v1/chat/completions": chat_job,
+}

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Generic, Literal, TypeVar
 
 from xlaserve.errors import InvalidRequest
+from xlaserve.server.batches.batch_store import Status
 from xlaserve.server.batches.file_store import Purpose
 from xlaserve.server.responses import Reply
 
@@ -23,6 +24,47 @@ class FileDeleted(Reply):
     id: str
     object: Literal["file"]
     deleted: Literal[True]
+
+
+class RequestCounts(Reply):
+    total: int
+    completed: int
+    failed: int
+
+
+class ErrorReply(Reply):
+    code: str
+    message: str
+    line: int | None
+    param: str | None
+
+
+class ErrorList(Reply):
+    object: Literal["list"]
+    data: list[ErrorReply]
+
+
+class BatchReply(Reply):
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    errors: ErrorList | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
 
 
 _Item = TypeVar("_Item", bound=Reply)
