@@ -13,7 +13,7 @@ from xlaserve.core.outputs import EngineOutput, TokenLogprobs
 from xlaserve.core.request import Request
 from xlaserve.engine.beams import Beam, Beams
 from xlaserve.engine.engine_loop import EngineLoop
-from xlaserve.engine.output_processor import OutputProcessor, TextDelta
+from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
 from xlaserve.sampling_params import BeamSearchParams, SamplingParams
 
 
@@ -177,7 +177,8 @@ class BeamAnswer:
             return None
         self._is_given = True
         output, score = self._search.answer(self._index)
-        return replace(self._make_processor().push(output), score=score)
+        measured = Measured(self._search.first.num_cached_tokens, self.timings)
+        return replace(self._make_processor().push(output), score=score, measured=measured)
 
     def abort(self) -> None:
         """Ends the whole search; harmless when it has ended."""

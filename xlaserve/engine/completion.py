@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from xlaserve.core.outputs import FinishReason
 
 if TYPE_CHECKING:
-    from xlaserve.engine.output_processor import TextDelta, TokenLogprob
+    from xlaserve.engine.output_processor import Measured, TextDelta, TokenLogprob
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Completion:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it, or "timeout"
     score: float | None = None  # by which a beam search has ranked it
+    measured: "Measured | None" = None  # once it has ended
 
     def add(self, delta: "TextDelta") -> None:
         self.text += delta.text
@@ -30,3 +31,4 @@ class Completion:
         self.finish_reason = delta.finish_reason
         self.stop_reason = delta.stop_reason
         self.score = delta.score
+        self.measured = delta.measured

@@ -31,6 +31,14 @@ class TokenLogprob:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """Of one request, when it has ended."""
+
+    num_cached_tokens: int  # of its prompt, found in the prefix cache
+    timings: dict[str, float | None]  # seconds, as in `Generation.timings`
+
+
+@dataclass(frozen=True)
 class TextDelta:
     """What is new since the last one. Text may lag behind `token_ids`: what may become a stop string is held back."""
 
@@ -41,6 +49,7 @@ class TextDelta:
     stop_reason: int | str | None = None  # the stop token id or string that ended the output, "timeout"; None for EOS
     error: str | None = None  # with finish_reason "error" or "timeout"
     score: float | None = None  # of an answer that a beam search has found
+    measured: Measured | None = None  # of the last delta
 
 
 class OutputProcessor:

@@ -7,7 +7,7 @@ import operator
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 
@@ -16,7 +16,7 @@ from xlaserve.engine.beam_search import BeamAnswer, BeamSearch
 from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
-from xlaserve.engine.output_processor import OutputProcessor, TextDelta
+from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
 from xlaserve.engine.reasoning_rules import with_reasoning
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
@@ -295,6 +295,8 @@ class Generation:
             self._end_time = time.monotonic()
             if output.finish_reason is None:  # a stop string: the engine does not know of it
                 self._loop.abort(self._stream, delta.finish_reason)
+            measured = Measured(self._stream.request.num_cached_tokens, self.timings)
+            return replace(delta, measured=measured)
         return delta
 
     def __iter__(self) -> Iterator[TextDelta]:

@@ -1,5 +1,6 @@
 """What the routes share: the state, a request's JSON, whether its client is still there, and JSON answers."""
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, cast
 
@@ -8,6 +9,7 @@ from flask import Response, current_app, g, request
 from xlaserve.errors import InvalidRequest
 from xlaserve.server.errors import ClientGone
 from xlaserve.server.json_body import parse_json_object
+from xlaserve.server.protocol.generation import REQUEST_ID
 from xlaserve.server.responses import Reply
 from xlaserve.server.state import ServerState
 
@@ -24,6 +26,12 @@ def server_state() -> ServerState:
 def tenant() -> str:
     """Whose API key the request has; "" where there are none."""
     return g.get("tenant", "")
+
+
+def client_request_id() -> str | None:
+    """What the client, or a proxy before it, calls this request, if it can be sent back."""
+    name = request.headers.get("X-Request-Id", "")
+    return name if re.fullmatch(REQUEST_ID, name) else None
 
 
 def read_json() -> dict[str, Any]:

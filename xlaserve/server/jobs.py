@@ -50,16 +50,14 @@ def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     asked = parse_completion(data)
     check_model(asked.model, service.info)
     limit = service.info.max_model_len
-    prompts = [prompt_ids(service.tokenizer, prompt, max_model_len=limit) for prompt in asked.prompt]
-    renderer = CompletionRenderer(
-        service.info.name,
-        prompts,
-        n=asked.n or 1,
-        return_token_ids=asked.return_token_ids,
-        include_usage=asked.include_usage,
-        logprobs=asked.logprobs is not None,
-    )
-    return Job(asked, asked.sampling_params(service.info.sampling_defaults), prompts, renderer)
+    special = asked.add_special_tokens is not False
+    prompts = [
+        prompt_ids(service.tokenizer, prompt, max_model_len=limit, add_special_tokens=special)
+        for prompt in asked.prompt
+    ]
+    params = asked.sampling_params(service.info.sampling_defaults)
+    prompts = _truncated(prompts, asked, params, service)
+    return Job(asked, params, prompts, CompletionRenderer(service.info.name, prompts, asked))
 
 
 def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
@@ -67,21 +65,33 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     asked = parse_chat(data)
     check_model(asked.model, service.info)
     tools = [tool.for_template() for tool in asked.offered_tools]
-    prompts = [chat_ids(service.tokenizer, asked.messages, max_model_len=service.info.max_model_len, tools=tools)]
-    form = AnswerForm(service, asked, prompts[0])
-    renderer = ChatRenderer(
-        service.info.name,
-        prompts,
-        n=asked.n or 1,
-        return_token_ids=asked.return_token_ids,
-        include_usage=asked.include_usage,
-        logprobs=asked.logprobs,
-        form=form,
+    ids = chat_ids(
+        service.tokenizer,
+        asked.messages,
+        add_special_tokens=asked.add_special_tokens is True,
+        max_model_len=service.info.max_model_len,
+        tools=tools,
     )
-    return Job(asked, form.sampling_params(), prompts, renderer)
+    params = asked.sampling_params(service.info.sampling_defaults)
+    prompts = _truncated([ids], asked, params, service)
+    form = AnswerForm(service, asked, prompts[0])
+    return Job(asked, form.sampling_params(), prompts, ChatRenderer(service.info.name, prompts, asked, form=form))
 
 
 JOBS: "dict[str, Callable[[GenerationService, dict[str, Any]], Job]]" = {
     "/v1/completions": completion_job,
     "/v1/chat/completions": chat_job,
 }
+
+
+def _truncated(
+    prompts: list[list[int]], asked: CompletionRequest | ChatRequest, params: Params, service: "GenerationService"
+) -> list[list[int]]:
+    """The last `truncate_prompt_tokens` of each; for -1 as many as leave room for max_tokens, one where not given."""
+    keep = asked.truncate_prompt_tokens
+    if keep is None:
+        return prompts
+    if keep == -1:
+        limit = min(service.info.max_model_len, service.info.max_request_tokens)
+        keep = max(1, limit - (params.max_tokens or 1))
+    return [ids[-keep:] for ids in prompts]

@@ -16,8 +16,13 @@ def _finite(logprob: float) -> float:
     return logprob if math.isfinite(logprob) and logprob > LOWEST else LOWEST
 
 
-def completion_logprobs(entries: "Iterable[TokenLogprob]", offset: int) -> CompletionLogprobs:
-    """`offset`: characters of this choice's tokens before these entries.
+def _shown(token_id: int, token: str, as_ids: bool) -> str:
+    return f"token_id:{token_id}" if as_ids else token
+
+
+def completion_logprobs(entries: "Iterable[TokenLogprob]", offset: int, *, as_ids: bool = False) -> CompletionLogprobs:
+    """`offset`: characters of this choice's tokens before these entries. as_ids: tokens are shown as token_id:N, as
+    vLLM shows them.
 
     The generated token is among its alternatives even where it is not one of the best, as at OpenAI. Alternatives that
     are shown alike (parts of a character) share a key: the likeliest keeps it.
@@ -28,27 +33,28 @@ def completion_logprobs(entries: "Iterable[TokenLogprob]", offset: int) -> Compl
         offsets.append(offset)
         offset += len(entry.token)
     alternatives = [
-        {token: _finite(logprob) for _, token, _, logprob in reversed(entry.top)}
-        | {entry.token: _finite(entry.logprob)}
+        {_shown(token_id, token, as_ids): _finite(logprob) for token_id, token, _, logprob in reversed(entry.top)}
+        | {_shown(entry.token_id, entry.token, as_ids): _finite(entry.logprob)}
         for entry in entries
     ]
     return CompletionLogprobs(
-        tokens=[entry.token for entry in entries],
+        tokens=[_shown(entry.token_id, entry.token, as_ids) for entry in entries],
         token_logprobs=[_finite(entry.logprob) for entry in entries],
         top_logprobs=alternatives if any(entry.top for entry in entries) else None,
         text_offset=offsets,
     )
 
 
-def chat_logprobs(entries: "Iterable[TokenLogprob]") -> ChatLogprobs:
+def chat_logprobs(entries: "Iterable[TokenLogprob]", *, as_ids: bool = False) -> ChatLogprobs:
+    """as_ids: as in `completion_logprobs`; `bytes` are the token's own all the same."""
     content = [
         TokenLogprobContent(
-            token=entry.token,
+            token=_shown(entry.token_id, entry.token, as_ids),
             logprob=_finite(entry.logprob),
             bytes=list(entry.bytes),
             top_logprobs=[
-                Alternative(token=token, logprob=_finite(logprob), bytes=list(raw))
-                for _, token, raw, logprob in entry.top
+                Alternative(token=_shown(token_id, token, as_ids), logprob=_finite(logprob), bytes=list(raw))
+                for token_id, token, raw, logprob in entry.top
             ],
         )
         for entry in entries

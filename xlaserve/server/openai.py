@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 from flask import Blueprint, Response
 
 from xlaserve.server import sse
-from xlaserve.server.http import check_model, json_response, liveness_check, read_json, server_state, tenant
+from xlaserve.server.http import (
+    check_model,
+    client_request_id,
+    json_response,
+    liveness_check,
+    read_json,
+    server_state,
+    tenant,
+)
 from xlaserve.server.jobs import Job, chat_job, completion_job
 from xlaserve.server.responses import ModelCard, ModelList
 
@@ -42,7 +50,7 @@ def _answer(make_job: "Callable[[GenerationService, dict[str, Any]], Job]") -> R
             response = Response(body, mimetype="text/event-stream", headers=sse.HEADERS)
             # Not the generator's own `finally`: one that was never started runs none.
             response.call_on_close(stack.pop_all().close)
-        response.headers["X-Request-Id"] = job.renderer.id
+        response.headers["X-Request-Id"] = job.asked.request_id or client_request_id() or job.renderer.id
         return response
 
 

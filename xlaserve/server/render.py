@@ -8,12 +8,21 @@ from typing import TYPE_CHECKING, Any, cast
 
 from xlaserve.server import responses
 from xlaserve.server.logprobs import chat_logprobs, completion_logprobs
-from xlaserve.server.responses import ChatDelta, CompletionTokensDetails, FinishReason, Reply, Usage
+from xlaserve.server.responses import (
+    ChatDelta,
+    CompletionTokensDetails,
+    FinishReason,
+    PromptTokensDetails,
+    Reply,
+    Timings,
+    Usage,
+)
 
 if TYPE_CHECKING:
     from xlaserve.engine.completion import Completion
     from xlaserve.engine.output_processor import TextDelta
     from xlaserve.server.chat_answer import AnswerForm
+    from xlaserve.server.protocol.generation import GenerationRequest
 
 
 class _Renderer:
@@ -21,37 +30,47 @@ class _Renderer:
 
     prefix: str
 
-    def __init__(
-        self,
-        model: str,
-        prompts: Sequence[list[int]],
-        *,
-        n: int,
-        return_token_ids: bool,
-        include_usage: bool,
-        logprobs: bool,
-    ):
-        self.id = f"{self.prefix}-{uuid.uuid4().hex}"
+    def __init__(self, model: str, prompts: Sequence[list[int]], asked: "GenerationRequest"):
+        self.id = f"{self.prefix}-{asked.request_id or uuid.uuid4().hex}"
+        self._asked = asked
         self._prompts = prompts
-        self._n = n
-        self._return_token_ids = return_token_ids
-        self._include_usage = include_usage
-        self._logprobs = logprobs
+        self._n = asked.n or 1
+        self._return_token_ids = asked.return_token_ids
+        self._logprobs = asked.wants_logprobs
         self._common: dict[str, Any] = {"id": self.id, "created": int(time.time()), "model": model}
         self._started: set[int] = set()  # choices that have had a chunk
-        self._completion_tokens = 0  # of the chunks so far
+        self._num_tokens: Counter[int] = Counter()  # generated, of each choice
+        self._num_cached: dict[int, int] = {}  # tokens of each prompt, once its first answer has ended
 
-    def _usage(self, completion_tokens: int) -> Usage:
-        prompt_tokens = sum(len(prompt) for prompt in self._prompts)
-        return Usage(
+    def _usage(self) -> Usage:
+        """Of what has been counted so far."""
+        prompt_tokens, completion_tokens = sum(map(len, self._prompts)), self._num_tokens.total()
+        usage = Usage(
             prompt_tokens=prompt_tokens,
             completion_tokens=completion_tokens,
             total_tokens=prompt_tokens + completion_tokens,
         )
+        if len(self._num_cached) == len(self._prompts):
+            usage.prompt_tokens_details = PromptTokensDetails(cached_tokens=sum(self._num_cached.values()))
+        return usage
+
+    def _count(self, index: int, new: "Completion | TextDelta") -> None:
+        self._num_tokens[index] += len(new.token_ids)
+        if new.measured is not None and index % self._n == 0:
+            self._num_cached[index // self._n] = new.measured.num_cached_tokens
+
+    def _timings(self, index: int, new: "Completion | TextDelta") -> dict[str, Any]:
+        """Where they are asked for and there: with a choice's end."""
+        if new.measured is None or not self._asked.return_timings:
+            return {}
+        times, rest = new.measured.timings, self._num_tokens[index] - 1
+        ttft, total = times["ttft"], cast(float, times["total"])
+        speed = rest / (total - ttft) if ttft is not None and rest > 0 and total > ttft else None
+        return {"timings": Timings(queue=times["queue"], ttft=ttft, total=total, tokens_per_second=speed)}
 
     def _start(self, index: int, delta: "TextDelta") -> bool:
         """Counts the delta's tokens; true for the first one of a choice."""
-        self._completion_tokens += len(delta.token_ids)
+        self._count(index, delta)
         is_first = index not in self._started
         self._started.add(index)
         return is_first
@@ -61,7 +80,9 @@ class _Renderer:
         return bool(delta.token_ids) and (self._logprobs or self._return_token_ids)
 
     def _chunk_usage(self) -> dict[str, Any]:
-        return {"usage": None} if self._include_usage else {}
+        if self._asked.continuous_usage:
+            return {"usage": self._usage()}
+        return {"usage": None} if self._asked.include_usage else {}
 
 
 class CompletionRenderer(_Renderer):
@@ -75,39 +96,46 @@ class CompletionRenderer(_Renderer):
         self._offsets: Counter[int] = Counter()  # characters of each choice's logprob tokens so far
 
     def whole(self, outputs: "list[Completion]") -> Reply:
-        choices = [
-            responses.CompletionChoice(
+        choices = []
+        for index, output in enumerate(outputs):
+            self._count(index, output)
+            choice = responses.CompletionChoice(
                 index=index,
                 text=output.text,
-                logprobs=completion_logprobs(output.logprobs or (), 0) if self._logprobs else None,
+                logprobs=self._choice_logprobs(index, output),
                 finish_reason=cast(FinishReason, output.finish_reason),
                 stop_reason=output.stop_reason,
                 **self._ids(index, output.token_ids, is_first=True),
+                **self._timings(index, output),
             )
-            for index, output in enumerate(outputs)
-        ]
-        usage = self._usage(sum(len(output.token_ids) for output in outputs))
-        return responses.CompletionReply(**self._common, choices=choices, usage=usage)
+            choices.append(choice)
+        return responses.CompletionReply(**self._common, choices=choices, usage=self._usage())
 
     def chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
         is_first = self._start(index, delta)
         if not (delta.text or self._counts_tokens(delta)) and delta.finish_reason is None:
             return
-        logprobs = completion_logprobs(delta.logprobs or (), self._offsets[index]) if self._logprobs else None
-        if logprobs:
-            self._offsets[index] += sum(len(token) for token in logprobs.tokens)
         choice = responses.CompletionChoice(
             index=index,
             text=delta.text,
-            logprobs=logprobs,
+            logprobs=self._choice_logprobs(index, delta),
             finish_reason=cast("FinishReason | None", delta.finish_reason),
             stop_reason=delta.stop_reason,
             **self._ids(index, delta.token_ids, is_first),
+            **self._timings(index, delta),
         )
         yield responses.CompletionReply(**self._common, choices=[choice], **self._chunk_usage())
 
     def usage_chunk(self) -> Reply:
-        return responses.CompletionReply(**self._common, choices=[], usage=self._usage(self._completion_tokens))
+        return responses.CompletionReply(**self._common, choices=[], usage=self._usage())
+
+    def _choice_logprobs(self, index: int, new: "Completion | TextDelta") -> responses.CompletionLogprobs | None:
+        """Of the tokens that are new, after those before them."""
+        if not self._logprobs:
+            return None
+        entries, offset = new.logprobs or (), self._offsets[index]
+        self._offsets[index] += sum(len(entry.token) for entry in entries)
+        return completion_logprobs(entries, offset, as_ids=self._asked.return_tokens_as_token_ids)
 
     def _ids(self, index: int, token_ids: Iterable[int], is_first: bool) -> dict[str, Any]:
         if not self._return_token_ids:
@@ -127,8 +155,8 @@ class ChatRenderer(_Renderer):
         self._form = form
         self._answers = [form.answer() for _ in range(self._n)]
 
-    def _usage(self, completion_tokens: int) -> Usage:
-        usage = super()._usage(completion_tokens)
+    def _usage(self) -> Usage:
+        usage = super()._usage()
         if self._form.thinks:
             num_reasoning = sum(answer.num_reasoning_tokens for answer in self._answers)
             usage.completion_tokens_details = CompletionTokensDetails(reasoning_tokens=num_reasoning)
@@ -137,21 +165,23 @@ class ChatRenderer(_Renderer):
     def whole(self, outputs: "list[Completion]") -> Reply:
         choices = []
         for index, (output, answer) in enumerate(zip(outputs, self._answers, strict=True)):
+            self._count(index, output)
             message = answer.message(answer.push(output.text, output.token_ids, is_last=True))
             choice = responses.ChatChoice(
                 index=index,
                 message=message,
-                logprobs=chat_logprobs(output.logprobs or ()) if self._logprobs else None,
+                logprobs=self._choice_logprobs(output) if self._logprobs else None,
                 finish_reason=answer.finish_reason(cast(str, output.finish_reason)),
                 stop_reason=output.stop_reason,
                 **self._ids(output.token_ids),
+                **self._timings(index, output),
             )
             choices.append(choice)
         return responses.ChatReply(
             **self._common,
             object="chat.completion",
             choices=choices,
-            usage=self._usage(sum(len(output.token_ids) for output in outputs)),
+            usage=self._usage(),
             **self._prompt_ids(),
         )
 
@@ -170,11 +200,11 @@ class ChatRenderer(_Renderer):
             token_ids, logprobs = [], None
         if delta.finish_reason is not None:
             finish = {"finish_reason": answer.finish_reason(delta.finish_reason), "stop_reason": delta.stop_reason}
+            finish |= self._timings(index, delta)
             yield self._chunk(index, ChatDelta(), token_ids, logprobs, finish=finish)
 
     def usage_chunk(self) -> Reply:
-        usage = self._usage(self._completion_tokens)
-        return responses.ChatChunk(**self._common, object="chat.completion.chunk", choices=[], usage=usage)
+        return responses.ChatChunk(**self._common, object="chat.completion.chunk", choices=[], usage=self._usage())
 
     def _chunk(
         self,
@@ -194,7 +224,10 @@ class ChatRenderer(_Renderer):
         )
 
     def _chunk_logprobs(self, delta: "TextDelta") -> responses.ChatLogprobs | None:
-        return chat_logprobs(delta.logprobs or ()) if self._logprobs and delta.token_ids else None
+        return self._choice_logprobs(delta) if self._logprobs and delta.token_ids else None
+
+    def _choice_logprobs(self, new: "Completion | TextDelta") -> responses.ChatLogprobs:
+        return chat_logprobs(new.logprobs or (), as_ids=self._asked.return_tokens_as_token_ids)
 
     def _ids(self, token_ids: Iterable[int]) -> dict[str, Any]:
         return {"token_ids": list(token_ids)} if self._return_token_ids else {}

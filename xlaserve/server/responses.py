@@ -17,6 +17,10 @@ class Reply(BaseModel):
         return self.model_dump_json(exclude_unset=True).encode()
 
 
+class PromptTokensDetails(Reply):
+    cached_tokens: int  # found in the prefix cache: their keys and values were not computed again
+
+
 class CompletionTokensDetails(Reply):
     reasoning_tokens: int  # with the marks around the reasoning
 
@@ -25,7 +29,17 @@ class Usage(Reply):
     prompt_tokens: int
     completion_tokens: int  # the EOS token counts
     total_tokens: int
+    prompt_tokens_details: PromptTokensDetails | None = None  # once every prompt's first answer has ended
     completion_tokens_details: CompletionTokensDetails | None = None  # of models that think
+
+
+class Timings(Reply):
+    """Of one choice, in seconds since the request arrived."""
+
+    queue: float | None  # to its first step
+    ttft: float | None  # to its first token; null for a beam search, whose tokens are known only in the end
+    total: float
+    tokens_per_second: float | None  # after the first one; null with fewer than two
 
 
 class CompletionLogprobs(Reply):
@@ -45,6 +59,7 @@ class CompletionChoice(Reply):
     logprobs: CompletionLogprobs | None
     finish_reason: FinishReason | None  # null until a stream's last chunk
     stop_reason: int | str | None = None  # the stop string or token id that ended it, or "timeout"; null for EOS
+    timings: Timings | None = None  # with return_timings; of a chunk: the last
     prompt_token_ids: list[int] | None = None  # of a chunk: the first only
     token_ids: list[int] | None = None
 
@@ -119,6 +134,7 @@ class ChatChoice(Reply):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason
     stop_reason: int | str | None = None
+    timings: Timings | None = None  # with return_timings; of a chunk: the last
     token_ids: list[int] | None = None
 
 
@@ -128,6 +144,7 @@ class ChatChunkChoice(Reply):
     logprobs: ChatLogprobs | None
     finish_reason: ChatFinishReason | None
     stop_reason: int | str | None = None
+    timings: Timings | None = None  # with return_timings; of a chunk: the last
     token_ids: list[int] | None = None
 
 

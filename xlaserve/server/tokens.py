@@ -10,7 +10,13 @@ if TYPE_CHECKING:
     from xlaserve.engine.tokenizer import Tokenizer
 
 
-def prompt_ids(tokenizer: "Tokenizer", prompt: str | list[int], *, max_model_len: int | None = None) -> list[int]:
+def prompt_ids(
+    tokenizer: "Tokenizer",
+    prompt: str | list[int],
+    *,
+    add_special_tokens: bool = True,
+    max_model_len: int | None = None,
+) -> list[int]:
     """Raises InvalidRequest for text that gives no token at all, as "" does where the tokenizer adds no BOS.
 
     max_model_len: text that gives more tokens for certain is refused without encoding it, which may take a minute.
@@ -18,7 +24,7 @@ def prompt_ids(tokenizer: "Tokenizer", prompt: str | list[int], *, max_model_len
     if not isinstance(prompt, str):
         return prompt
     _check_length(tokenizer, prompt, max_model_len)
-    ids = tokenizer.encode(prompt)
+    ids = tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
     if not ids:
         raise InvalidRequest(
             "The prompt is empty, and this model's tokenizer adds no token of its own.", param="prompt"

@@ -53,6 +53,10 @@ class ChatRequest(GenerationRequest):
         """Those that the model is told of and may call."""
         return [] if self.tool_choice == "none" else self.tools or []
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs
+
     def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams | BeamSearchParams:
         max_tokens = self.max_completion_tokens or self.max_tokens  # neither: what is left of the context
         return self._sampling_params(

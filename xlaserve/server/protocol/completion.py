@@ -37,6 +37,10 @@ class CompletionRequest(GenerationRequest):
     prompt: Annotated[list[Prompt], BeforeValidator(_parse_prompts)]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
 
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.logprobs is not None
+
     def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams | BeamSearchParams:
         return self._sampling_params(
             defaults, max_tokens=self.max_tokens or COMPLETION_MAX_TOKENS, logprobs=self.logprobs

@@ -8,6 +8,8 @@ from xlaserve.sampling_params import TEXT_OPTIONS, BeamSearchParams, SamplingPar
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server.protocol.strict import Strict
 
+REQUEST_ID = r"^[!-~]{1,128}$"
+
 # What a beam search takes no account of, with the values that ask for nothing.
 _WITHOUT_BEAMS = {"temperature": (0,), "top_p": (1,), "top_k": (0, -1), "seed": (), "stop": ([],)}
 
@@ -19,7 +21,13 @@ def _as_list(value: Any) -> Any:
 class StreamOptions(Strict):
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
-    continuous_usage_stats: Literal[False] | None = None
+    continuous_usage_stats: bool | None = None  # extension
+
+    @model_validator(mode="after")
+    def _statistics_are_usage(self):
+        if self.continuous_usage_stats and not self.include_usage:
+            raise ValueError("continuous_usage_stats is only allowed when include_usage is true")
+        return self
 
 
 class GenerationRequest(Strict):
@@ -42,6 +50,11 @@ class GenerationRequest(Strict):
     beam_width: int | None = None  # extension
     length_penalty: float | None = None  # extension
     return_token_ids: bool = False  # extension
+    return_tokens_as_token_ids: bool = False  # extension
+    return_timings: bool = False  # extension
+    truncate_prompt_tokens: int | None = None  # extension
+    add_special_tokens: bool | None = None  # extension
+    request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None  # extension
     priority: int = 0  # extension
     timeout: float | None = None  # extension
     cache_salt: Annotated[str, Field(min_length=1)] | None = None  # extension
@@ -54,6 +67,19 @@ class GenerationRequest(Strict):
     def _options_need_a_stream(self):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only allowed when stream is true")
+        return self
+
+    @model_validator(mode="after")
+    def _prompt_is_left(self):
+        keep = self.truncate_prompt_tokens
+        if keep is not None and keep < 1 and keep != -1:
+            raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for what the context has room for")
+        return self
+
+    @model_validator(mode="after")
+    def _only_logprobs_show_tokens(self):
+        if self.return_tokens_as_token_ids and not self.wants_logprobs:
+            raise ValueError("return_tokens_as_token_ids: only allowed with logprobs")
         return self
 
     @model_validator(mode="after")
@@ -74,6 +100,14 @@ class GenerationRequest(Strict):
     @property
     def include_usage(self) -> bool:
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return bool(self.stream_options and self.stream_options.continuous_usage_stats)
+
+    @property
+    def wants_logprobs(self) -> bool:
+        raise NotImplementedError
 
     def scheduling_params(self, tenant: str) -> SchedulingParams:
         return SchedulingParams(
