@@ -39,6 +39,13 @@ _COMPILATIONS = re.compile(rb"^xlaserve:compilations_total\{.*\} (\S+)$", re.MUL
 @contextmanager
 def serving(arguments: list[str]) -> Iterator[str]:
     """`xlaserve serve ARGUMENTS` on a free port, ready; yields its URL. Its start-up shows on stderr."""
+    with serving_process(arguments) as (url, _):
+        yield url
+
+
+@contextmanager
+def serving_process(arguments: list[str]) -> Iterator[tuple[str, int]]:
+    """The same, with the id of its process."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
@@ -46,7 +53,7 @@ def serving(arguments: list[str]) -> Iterator[str]:
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(process, url)
-        yield url
+        yield url, process.pid
     finally:
         process.terminate()
         try:

@@ -63,10 +63,11 @@ def test_more_than_the_server_ever_takes_is_refused(make_live):
 
 
 @pytest.mark.parametrize("n", [0, -1, 129, 2**31, 10**12, 10**30])
-def test_numbers_of_answers_out_of_range_are_refused_and_cost_no_memory(live, n):
+@pytest.mark.parametrize("send", ["complete", "chat"])
+def test_numbers_of_answers_out_of_range_are_refused_and_cost_no_memory(live, send, n):
     tracemalloc.start()
     try:
-        answer = live.complete(n=n)
+        answer = getattr(live, send)(n=n)
         assert (answer.status, answer.error["param"]) == (400, "n")
         assert tracemalloc.get_traced_memory()[1] < 2**24
     finally:
