@@ -60,8 +60,12 @@ def toy_output(
 
 def first_allowed(token: int, mask: np.ndarray, vocab_size: int) -> int:
     """The token, or the next one after it whose bit is set; ids go round."""
-    allowed = np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size)
-    return (token + int(np.roll(allowed, -token).argmax())) % vocab_size
+    return next_allowed(token, np.unpackbits(mask.view(np.uint8), bitorder="little", count=vocab_size))
+
+
+def next_allowed(token: int, allowed: np.ndarray) -> int:
+    """The token, or the next one after it for which `allowed` [V] holds; ids go round."""
+    return (token + int(np.roll(allowed, -token).argmax())) % len(allowed)
 
 
 def scripted(scripts: Mapping[tuple[int, ...], Sequence[int]], then: int) -> NextToken:
@@ -150,6 +154,7 @@ class ToyRunner:
         self._computed: list[int | None] = [None] * self.max_num_seqs  # None: whatever the row's blocks hold
         self._last_tokens = [POISON] * self.max_num_seqs
         self._first_position: dict[int, int] = {}  # of the output, by row
+        self._seen: dict[int, list[int]] = {}  # what the penalties of a row with rules see
         self._rows: dict[int, ResetRow] = {}
         self._hidden: list[list[int] | None] = []
         self._arriving: dict[tuple[int, int], np.ndarray] = {}
@@ -198,6 +203,9 @@ class ToyRunner:
         self._computed[command.row] = None
         self._last_tokens[command.row] = POISON
         self._first_position.pop(command.row, None)
+        self._seen.pop(command.row, None)
+        if command.rules is not None:
+            self._seen[command.row] = [*command.rules.prompt_ids, *command.rules.output_ids]
 
     def _body(self, command: Body) -> None:
         rows = [row.row for row in command.rows]
@@ -249,7 +257,8 @@ class ToyRunner:
         for index, row in enumerate(command.rows):
             context = self._hidden[row.hidden_row]
             token = WRONG if context is None else self._token_after(context, row.row, row.position)
-            tokens.append(first_allowed(token, masks[index], self.vocab_size) if index in masks else token)
+            token = first_allowed(token, masks[index], self.vocab_size) if index in masks else token
+            tokens.append(self._keep_rules(row.row, row.position, token, context))
             ok.append(context is None or not self.not_ok(context))
             self._last_tokens[row.row] = tokens[-1]
         self._device_free_at = max(time.monotonic(), self._device_free_at) + self.step_seconds
@@ -258,6 +267,19 @@ class ToyRunner:
         arriving, self._arriving = self._arriving, {}
         sampled = self._result(tokens, ok, command.want_logprobs)
         return ToyFuture(self, sampled, self._device_free_at, error, arriving)
+
+    def _keep_rules(self, row: int, position: int, token: int, context: list[int] | None) -> int:
+        """The token, or the next one that the row's rules allow, by their sets alone; and counts it."""
+        rules = self._rows[row].rules
+        if rules is None:
+            return token
+        seen = self._seen[row]
+        self._check(context in (None, seen), f"row {row} has counted {seen}, not {context}")
+        banned = {*rules.forbidden, *(rules.stop_ids if position < rules.first_stop else ())}
+        allowed = [t not in banned and (rules.allowed is None or t in rules.allowed) for t in range(self.vocab_size)]
+        token = token if token == WRONG else next_allowed(token, np.array(allowed))
+        seen.append(token)
+        return token
 
     def _token_after(self, context: list[int], row: int, position: int) -> int:
         if self.next_token:

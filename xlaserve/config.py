@@ -55,6 +55,7 @@ class ModelSection(_Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: int | None = Field(default=None, ge=1)
     generation_config: Literal["auto", "none"] = "auto"  # none: the checkpoint's sampling defaults are not used
+    logprobs_mode: Literal["raw", "processed"] = "raw"  # the model's own, or of the distribution that is drawn from
     chat_template: Path | None = None  # a file that replaces the checkpoint's template
     tool_parser: ToolParserName = "auto"  # how the model writes tool calls; auto: as its template tells
     reasoning_parser: Literal["auto", "none", "think"] = "auto"  # think: <think>...</think>

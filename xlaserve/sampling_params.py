@@ -1,5 +1,6 @@
 """What one request asks of sampling. Knows nothing of devices; the device side is `SamplingMetadata`."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xlaserve.errors import InvalidRequest
@@ -9,6 +10,11 @@ MAX_BEAM_WIDTH = 10  # each beam needs as many alternatives, and one for each to
 MAX_LENGTH_PENALTY = 10
 MAX_CHOICES = 128  # OpenAI's limit
 MAX_STOP_STRINGS = 4  # OpenAI's limit
+MAX_PENALTY = 2  # OpenAI's limit, of presence_penalty and frequency_penalty
+MAX_REPETITION_PENALTY = 100  # and the least is 1 / 100
+MAX_BIAS = 100  # OpenAI's limit
+MAX_BIASES = 1024  # OpenAI's limit
+MAX_BAD_WORDS = 1024
 SEED_LIMIT = 2**63
 MAX_TOP_K = 2**31 - 1  # what the device holds; no vocabulary is larger
 MIN_TEMPERATURE = 1e-5  # below it logits / temperature leaves float32, and nothing but the best token would be drawn
@@ -21,6 +27,11 @@ class SamplingParams:
 
     max_tokens: tokens to generate at most; None = what is left of the context.
     temperature: 0 = greedy, as is anything below MIN_TEMPERATURE. top_k: 0 or -1 = off. top_p: 1 = off.
+    min_p: tokens less likely than this share of the likeliest are left out; 0 = off. presence_penalty: taken off the
+    logits of tokens in the output, frequency_penalty: as often as they are there; repetition_penalty: what divides
+    positive and multiplies negative logits of tokens in the prompt or the output, 1 = off. logit_bias: a mapping, or
+    pairs, of tokens and what is added to their logits. allowed_token_ids: no others are sampled, None = all.
+    bad_words: texts that are not generated. min_tokens: so many are generated before EOS or a stop token may be.
     n: answers to the same prompt; with a seed all are reproducible, and differ. seed: None = drawn afresh for each
     request. logprobs: None = off, else the number of alternatives (0..20).
     skip_special_tokens, spaces_between_special_tokens: see `make_detokenizer`. include_stop_str_in_output: text ends
@@ -33,6 +44,14 @@ class SamplingParams:
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | tuple[tuple[int, float], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    min_tokens: int = 0
     seed: int | None = None
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -54,6 +73,8 @@ class SamplingParams:
         _check("top_p", self.top_p, _in_range(self.top_p, 0, 1) and self.top_p > 0, "a number above 0, up to 1")
         _check("top_k", self.top_k, _is_int(self.top_k) and self.top_k >= -1, "an integer >= 1, or 0 or -1 for off")
         object.__setattr__(self, "top_k", min(max(0, self.top_k), MAX_TOP_K))
+        _check("min_p", self.min_p, _in_range(self.min_p, 0, 1), "a number from 0 to 1")
+        self._check_rules()
         if self.seed is not None:
             allowed = _is_int(self.seed) and -SEED_LIMIT <= self.seed < SEED_LIMIT
             _check("seed", self.seed, allowed, "an integer of 64 bits")
@@ -72,6 +93,34 @@ class SamplingParams:
             allowed = _is_int(self.thinking_token_budget) and self.thinking_token_budget >= 0
             _check("thinking_token_budget", self.thinking_token_budget, allowed, "an integer >= 0")
             _check("thinking_token_budget", self.thinking_token_budget, self.reasoning, "left out without reasoning")
+
+    def _check_rules(self) -> None:
+        """Penalties, bias and what is not allowed."""
+        limit = MAX_PENALTY
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _check(name, value, _in_range(value, -limit, limit), f"a number from {-limit} to {limit}")
+        low, high = 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY
+        allowed = f"a number from {low} to {high}, 1 for off"
+        _check("repetition_penalty", self.repetition_penalty, _in_range(self.repetition_penalty, low, high), allowed)
+        biases = self.logit_bias
+        biases = tuple(biases.items()) if isinstance(biases, Mapping) else tuple(map(tuple, biases))
+        object.__setattr__(self, "logit_bias", biases)
+        _check("logit_bias", biases, len(biases) <= MAX_BIASES, f"a mapping of {MAX_BIASES} tokens at most")
+        fine = all(_is_int(token) and token >= 0 and _in_range(bias, -MAX_BIAS, MAX_BIAS) for token, bias in biases)
+        _check("logit_bias", dict(biases), fine, f"of token ids >= 0 to numbers from {-MAX_BIAS} to {MAX_BIAS}")
+        if self.allowed_token_ids is not None:
+            ids = tuple(self.allowed_token_ids)
+            object.__setattr__(self, "allowed_token_ids", ids)
+            fine = bool(ids) and all(_is_int(i) and i >= 0 for i in ids)
+            _check("allowed_token_ids", ids, fine, "token ids >= 0, at least one")
+        words = (self.bad_words,) if isinstance(self.bad_words, str) else tuple(self.bad_words)
+        object.__setattr__(self, "bad_words", words)
+        fine = len(words) <= MAX_BAD_WORDS and all(isinstance(word, str) and word.strip() for word in words)
+        _check("bad_words", words, fine, f"{MAX_BAD_WORDS} texts at most, none of them empty")
+        _check("min_tokens", self.min_tokens, _is_int(self.min_tokens) and self.min_tokens >= 0, "an integer >= 0")
+        fine = self.max_tokens is None or self.min_tokens <= self.max_tokens
+        _check("min_tokens", self.min_tokens, fine, f"at most max_tokens ({self.max_tokens})")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,15 @@ def cache_section(
     file: Path, *settings: str, kv_cache_memory: str | None = None, num_blocks: int | None = None
 ) -> CacheSection:
     config = resolve_config(
-        file, None, settings, None, None, kv_cache_memory=kv_cache_memory, num_blocks=num_blocks, server__port=9000
+        file,
+        None,
+        settings,
+        None,
+        None,
+        None,
+        kv_cache_memory=kv_cache_memory,
+        num_blocks=num_blocks,
+        server__port=9000,
     )
     assert config.server.port == 9000
     return config.cache

@@ -108,9 +108,18 @@ def test_nothing_compiles_after_start(cache_dir):
             top_k=st.sampled_from([0, 3, 200]),
             top_p=st.sampled_from([1.0, 0.5]),
             logprobs=st.sampled_from([None, 0, 5]),
+            rules=st.sampled_from(
+                [
+                    {},
+                    {"min_p": 0.1, "n": 3},
+                    {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.2},
+                    {"logit_bias": {5: 2.0}, "allowed_token_ids": (3, 4, 5, 6), "min_tokens": 2},
+                ]
+            ),
         )
-        def traffic(lengths, temperature, top_k, top_p, logprobs):
-            params = SamplingParams(max_tokens=5, temperature=temperature, top_k=top_k, top_p=top_p, logprobs=logprobs)
+        def traffic(lengths, temperature, top_k, top_p, logprobs, rules):
+            asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "logprobs": logprobs}
+            params = SamplingParams(max_tokens=5, **asked, **rules)
             beginnings = [tiny_models.prompt(251)[:length] for length in lengths]
             assert all(len(output) == 5 for output in ids(llm.generate(beginnings, params)))
 

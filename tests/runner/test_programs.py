@@ -68,7 +68,8 @@ def test_a_step_copies_no_kv_pool(dtype):
     assert 0 < final.temporaries == pytest.approx(probed.temporaries, rel=0.1)
     assert (final.outputs, final.state) == (probed.outputs, probed.state)
     assert final.code <= probed.code
-    assert final.state == 4 * (4 * 32 + 4 + 4 * 6)  # tables, last tokens, and six words of sampling parameters
+    rules = 64 * (4 + 2) + 2 * 2 * 4  # of a row: bias and int16 counts of 64 tokens, bits of the prompt and the stops
+    assert final.state == 4 * (4 * 32 + 4 + 4 * 11 + 1 + rules)  # tables, last token, parameters, whether it has rules
 
 
 def test_a_prompt_chunk_copies_no_weights(monkeypatch):

@@ -1,5 +1,6 @@
 """The sample head against exact distributions and against transformers' warpers."""
 
+import functools
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,48 +11,86 @@ import pytest
 
 from tests import tiny_models
 from xlaserve.models.config import ModelConfig
-from xlaserve.runner.commands import Sample, SampleRow
+from xlaserve.runner.commands import LogitRules, ResetRow, Sample, SampleRow
 from xlaserve.runner.heads.sample import make_sample, pack_masks, pack_sample, sample_packing
-from xlaserve.runner.row_state import SamplingState, initial_row_state
+from xlaserve.runner.row_state import (
+    RowState,
+    initial_row_state,
+    pack_reset,
+    pack_rules,
+    reset_packing,
+    reset_row,
+    rules_packing,
+    set_rules,
+)
 from xlaserve.sampling_params import MAX_LOGPROBS
 
 CONFIG = cast(ModelConfig, SimpleNamespace(final_logit_softcap=None))  # all that the head asks of it
-DRAWS = 4096  # rows of one call, all with the same logits: as many independent draws
+DRAWS = 1024  # rows of one call, all with the same logits: as many independent draws
 
 
 def sample(
-    logits,
-    *,
-    greedy=False,
-    want_logprobs=False,
-    temperature=1.0,
-    top_k=0,
-    top_p=1.0,
-    seeds=None,
-    positions=None,
-    masks=(),
-):
-    """Samples one token per row of logits [S, V], through the head with an identity in place of the vocabulary."""
+    logits, *, greedy=False, want_logprobs=False, processed=False, seeds=None, positions=None, masks=(), rules=None,
+    **options,
+):  # fmt: skip
+    """Samples one token per row of logits [S, V], through the head with an identity in place of the vocabulary.
+
+    options: of all rows or by row, as ResetRow has them. rules: a LogitRules of all rows, or one per row.
+    """
     size, vocab = logits.shape
-    packing = sample_packing(size)
+    state = initial_row_state(size, 1, 1, vocab)
+    of_rows = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0} | options
+    seeds = range(size) if seeds is None else seeds
+    rules = rules if isinstance(rules, list) else [rules] * size
+    if set(rules) == {None}:  # the same as all resets, in one piece
+        dtypes = {name: getattr(state.sampling, name).dtype for name in of_rows}
+        values = {name: jnp.broadcast_to(jnp.asarray(of_rows[name], dtypes[name]), size) for name in of_rows}
+        words = jnp.stack([jnp.zeros(size, jnp.uint32), jnp.asarray(list(seeds), jnp.uint32)], axis=1)
+        state = state.replace(sampling=state.sampling.replace(seed=words, **values))
+    else:
+        for row in range(size):
+            mine = {name: value if np.isscalar(value) else value[row] for name, value in of_rows.items()}
+            state = reset(state, ResetRow(row, ((),), seed=seeds[row], rules=rules[row], **mine))
     rows = tuple(SampleRow(i, i, 7 if positions is None else positions[i]) for i in range(size))
-    seeds = np.arange(size) if seeds is None else np.asarray(seeds)
-
-    def full(value, dtype):
-        return jnp.full(size, value, dtype)
-
-    state = SamplingState(
-        temperature=full(temperature, jnp.float32),
-        top_k=full(top_k, jnp.int32),
-        top_p=full(top_p, jnp.float32),
-        seed=jnp.stack([jnp.zeros(size, jnp.uint32), jnp.asarray(seeds, jnp.uint32)], axis=1),
-        choice_index=jnp.zeros(size, jnp.int32),
-    )
-    head = jax.jit(make_sample(CONFIG, packing, greedy=greedy))
     command = Sample(rows, want_logprobs, tuple(masks))
-    last = initial_row_state(size, 1, 1).last_tokens
-    arguments = [jnp.eye(vocab), jnp.asarray(logits, jnp.float32), state, last, pack_sample(packing, command)]
-    return head(*arguments) if greedy else head(*arguments, pack_masks(command, size, vocab))
+    return run(state, jnp.asarray(logits, jnp.float32), command, greedy=greedy, processed=processed)[:2]
+
+
+@functools.cache
+def head(size: int, greedy: bool, processed: bool):
+    return jax.jit(make_sample(CONFIG, sample_packing(size), greedy=greedy, processed_logprobs=processed))
+
+
+def reset(state: RowState, command: ResetRow) -> RowState:
+    """The command by its two programs."""
+    packing = reset_packing(1, 1)
+    tables, sampling = _reset(state.block_tables, state.sampling, pack_reset(packing, command), packing=packing)
+    state = state.replace(block_tables=tables, sampling=sampling)
+    if command.rules is None:
+        return state
+    packing = rules_packing(state.counts.shape[1])
+    packed = pack_rules(packing, command.row, command.rules)
+    rules, counts = _set_rules(state.rules, state.counts, packed, packing=packing)
+    return state.replace(rules=rules, counts=counts)
+
+
+def run(state: RowState, logits, command: Sample, *, greedy=False, processed=False):
+    """(SampleOutput, last_tokens, RowState) of the head, with an identity in place of the vocabulary."""
+    size, vocab = logits.shape
+    compiled = head(size, greedy, processed)
+    packed = pack_sample(sample_packing(size), command)
+    if greedy:
+        output, last = compiled(jnp.eye(vocab), logits, state.last_tokens, packed)
+        return output, last, state.replace(last_tokens=last)
+    output, counts, last = compiled(
+        jnp.eye(vocab), logits, state.sampling, state.rules, state.counts, state.last_tokens, packed,
+        pack_masks(command, size, vocab),
+    )  # fmt: skip
+    return output, last, state.replace(counts=counts, last_tokens=last)
+
+
+_reset = jax.jit(reset_row, static_argnames="packing")
+_set_rules = jax.jit(set_rules, static_argnames="packing")
 
 
 def bits(allowed) -> np.ndarray:
@@ -103,25 +142,12 @@ def test_a_seed_draws_the_same_in_any_row_and_batch_and_another_at_the_next_posi
 
 
 def test_rows_of_one_batch_keep_their_own_parameters():
-    logits = np.random.default_rng(0).standard_normal(500).astype(np.float32)
-    size = 4
-    packing = sample_packing(size)
-    state = SamplingState(
-        temperature=jnp.array([0.0, 1.0, 1.5, 1.0]),
-        top_k=jnp.array([0, 1, 0, 0], jnp.int32),
-        top_p=jnp.array([1.0, 1.0, 1.0, 0.3]),
-        seed=jnp.array([[0, 9]] * size, jnp.uint32),
-        choice_index=jnp.zeros(size, jnp.int32),
-    )
-    rows = tuple(SampleRow(i, i, 3) for i in range(size))
-    head = jax.jit(make_sample(CONFIG, packing, greedy=False))
-    output, _ = head(
-        jnp.eye(500), jnp.tile(jnp.asarray(logits), (size, 1)), state, jnp.zeros(size, jnp.int32),
-        pack_sample(packing, Sample(rows, False)), pack_masks(Sample((), False), size, 500),
-    )  # fmt: skip
-    assert output.tokens[0] == output.tokens[1] == logits.argmax()
-    for row, options in ((2, {"temperature": 1.5}), (3, {"top_p": 0.3})):
-        solo, _ = sample(logits[None], seeds=[9], positions=[3], **options)
+    logits = np.tile(np.random.default_rng(0).standard_normal(500).astype(np.float32), (4, 1))
+    options = {"temperature": [0.0, 1.0, 1.5, 1.0], "top_k": [0, 1, 0, 0], "top_p": [1.0, 1.0, 1.0, 0.3]}
+    output, _ = sample(logits, seeds=[9] * 4, positions=[3] * 4, **options)
+    assert output.tokens[0] == output.tokens[1] == logits[0].argmax()
+    for row, alone in ((2, {"temperature": 1.5}), (3, {"top_p": 0.3})):
+        solo, _ = sample(logits[:1], seeds=[9], positions=[3], **alone)
         assert output.tokens[row] == solo.tokens[0]
 
 
@@ -166,25 +192,22 @@ def test_a_vocabulary_smaller_than_the_alternatives():
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("greedy", [True, False])
 def test_logits_that_are_not_finite_are_flagged_for_their_row_alone(bad, greedy):
-    weight = np.eye(8, dtype=np.float32)
     hidden = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
     hidden[2] = bad
-    packing = sample_packing(4)
     rows = tuple(SampleRow(i, i, 3) for i in range(4))
-    state = initial_row_state(4, 1, 1)
-    head = jax.jit(make_sample(CONFIG, packing, greedy=greedy))
-    masks = () if greedy else (pack_masks(Sample((), False), 4, 8),)
-    packed = pack_sample(packing, Sample(rows, False))
-    output, _ = head(weight, hidden, state.sampling, state.last_tokens, packed, *masks)
+    command = Sample(rows, False, () if greedy else ((2, bits(np.arange(8) == 1)),))
+    output, *_ = run(initial_row_state(4, 1, 1, 8), jnp.asarray(hidden), command, greedy=greedy)
     np.testing.assert_array_equal(output.ok, [True, True, False, True])
 
 
-def test_padding_rows_leave_the_last_tokens_alone():
-    packing = sample_packing(4)
-    state = initial_row_state(3, 1, 1)
-    last = jnp.array([11, 12, 13], jnp.int32)
-    head = jax.jit(make_sample(CONFIG, packing, greedy=True))
+@pytest.mark.parametrize("greedy", [True, False])
+def test_padding_rows_leave_the_last_tokens_and_the_counts_alone(greedy):
+    state = initial_row_state(3, 1, 1, 4).replace(last_tokens=jnp.array([11, 12, 13], jnp.int32))
+    rules = None if greedy else LogitRules(presence_penalty=1.0)
+    for row in range(3):
+        state = reset(state, ResetRow(row, ((),), 0.0, 0, 1.0, 0, rules=rules))
+    command = Sample((SampleRow(0, 1, 5),), False)
     hidden = jnp.eye(4)[jnp.array([2, 0, 0, 0])]
-    packed = pack_sample(packing, Sample((SampleRow(0, 1, 5),), False))
-    _, last = head(jnp.eye(4), hidden, state.sampling, last, packed)
+    _, last, state = run(state, hidden, command, greedy=greedy)
     np.testing.assert_array_equal(last, [11, 2, 13])
+    np.testing.assert_array_equal(state.counts.sum(axis=-1), [0, 0 if greedy else 1, 0])

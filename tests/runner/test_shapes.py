@@ -59,7 +59,7 @@ def test_packing_returns_its_parts():
 @pytest.mark.parametrize("seed", [0, 1, -1, 2**63 - 1, -(2**63), 2**32])
 def test_reset_rewrites_one_row_exactly(seed):
     packing = reset_packing(num_groups=2, table_width=4)
-    state = initial_row_state(num_rows=3, num_groups=2, table_width=4)
+    state = initial_row_state(num_rows=3, num_groups=2, table_width=4, vocab_size=5)
     old = tuple(table + 9 for table in state.block_tables)
     command = ResetRow(1, ((1, 2), (3, 4, 5, 6)), 0.7, 40, 0.9, seed, 2)
     tables, sampling = reset_row(old, state.sampling, jnp.asarray(pack_reset(packing, command)), packing=packing)

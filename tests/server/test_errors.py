@@ -125,7 +125,7 @@ def test_a_text_that_is_too_long_for_certain_is_not_even_encoded(make_live, monk
 
 
 @pytest.mark.parametrize("stop_token_ids", [[999_999], [-1]], ids=str)
-def test_stop_ids_outside_the_vocabulary(checked, stop_token_ids):
+def test_report_37_stop_ids_outside_the_vocabulary(checked, stop_token_ids):
     assert checked.complete(stop_token_ids=stop_token_ids).error["param"] == "stop_token_ids"
 
 

@@ -14,7 +14,7 @@ ENTRY = TokenLogprob(
 )
 
 
-def test_completions():
+def test_report_23_completions():
     logprobs = completion_logprobs([ENTRY, ENTRY], offset=3)
     assert logprobs.token_logprobs == [-9999.0, -9999.0]
     assert logprobs.top_logprobs == [{"�": -0.5, "a": -1.0, "c": -9999.0, "b": -9999.0}] * 2
@@ -23,7 +23,7 @@ def test_completions():
     assert b"NaN" not in logprobs.json_bytes()
 
 
-def test_chat():
+def test_report_23_chat():
     (content,) = chat_logprobs([ENTRY]).content
     assert (content.token, content.logprob, content.bytes) == ("b", -9999.0, [98])
     assert [(one.token, one.logprob, one.bytes) for one in content.top_logprobs] == [

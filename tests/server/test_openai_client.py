@@ -57,9 +57,9 @@ def test_models_and_errors(client):
     with pytest.raises(openai.NotFoundError) as missing:
         client.completions.create(model="other", prompt="hi")
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.BadRequestError, match="presence_penalty") as refused:
-        client.completions.create(model="toy", prompt="hi", presence_penalty=1)
-    assert refused.value.param == "presence_penalty"
+    with pytest.raises(openai.BadRequestError, match="suffix") as refused:
+        client.completions.create(model="toy", prompt="hi", suffix="x")
+    assert refused.value.param == "suffix"
 
 
 def test_an_error_in_a_stream_reaches_the_client(make_live):

@@ -39,6 +39,11 @@ def config_options(function: Callable) -> Callable:
             help="auto: the checkpoint's sampling defaults apply; none: OpenAI's do.",
         ),
         click.option(
+            "--logprobs-mode",
+            type=click.Choice(["raw", "processed"]),
+            help="raw: the model's own; processed: after penalties, masks, temperature and cuts.  [default: raw]",
+        ),
+        click.option(
             "--chat-template",
             type=click.Path(path_type=Path),
             help="A Jinja file in place of the checkpoint's template.",
@@ -56,6 +61,7 @@ def resolve_config(
     model: str | None,
     settings: Sequence[str],
     generation_config: str | None,
+    logprobs_mode: str | None,
     chat_template: Path | None,
     kv_cache_memory: str | None,
     num_blocks: int | None,
@@ -70,6 +76,7 @@ def resolve_config(
     named = {
         "model.source": model,
         "model.generation_config": generation_config,
+        "model.logprobs_mode": logprobs_mode,
         "model.chat_template": None if chat_template is None else str(chat_template),
         "cache.memory": kv_cache_memory,
         "cache.num_blocks": num_blocks,

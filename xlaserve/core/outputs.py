@@ -12,7 +12,7 @@ FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 
 @dataclass(frozen=True)
 class TokenLogprobs:
-    """Raw model logprobs (before temperature and truncation) of one generated token."""
+    """Logprobs of one generated token: the model's own, or of what was drawn from, as the engine was started."""
 
     logprob: float
     top: tuple[tuple[int, float], ...]  # (token id, logprob), best first; as many as were asked for

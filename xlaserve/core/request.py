@@ -30,6 +30,7 @@ class Request:
     seed: int  # resolved: the request's, or drawn for it
     eos_ids: frozenset[int] = frozenset()  # the part of stop_ids that is EOS: reported without a stop_reason
     choice_index: int = 0  # which of the answers to one prompt; names its random numbers
+    forbidden_ids: tuple[int, ...] = ()  # tokens that are never sampled
     constraint: Constraint | None = None  # what rules its next token, as far as tokens have come back
     forks: list["Request"] = field(default_factory=list)  # further answers, which begin once the prompt is computed
     keeps_rows: int = 0  # for requests that will continue this one, the first step of a beam search: so many at a time

@@ -22,6 +22,7 @@ from xlaserve.core.step import ScheduledRow, ScheduledSample, SchedulerOutput, S
 from xlaserve.core.waiting import Policy
 
 NOT_FINITE = "The model's output for this request was not finite (NaN or infinity); it was stopped."
+NO_TOKEN = "What was asked of the output allows no token of this model here."
 
 
 class Scheduler:
@@ -283,11 +284,12 @@ class Scheduler:
             if request.status is finished:
                 continue
             request.num_in_flight -= 1
-            if ok:
+            if ok and token >= 0:
                 outputs.append(self._append_token(request, token, _logprobs(request, result, index)))
             else:
+                error = NO_TOKEN if ok else NOT_FINITE
                 self.finish(request, "error")
-                outputs.append(EngineOutput(request.request_id, finish_reason="error", error=NOT_FINITE))
+                outputs.append(EngineOutput(request.request_id, finish_reason="error", error=error))
         for scheduled in output.rows:
             if scheduled.request.row >= 0:
                 self.block_manager.publish(scheduled.request)

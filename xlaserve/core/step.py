@@ -78,7 +78,7 @@ class StepResult(Protocol):
     """What the device sent back, one entry per row that sampled (`runner.commands.SampleResult`)."""
 
     @property
-    def tokens(self) -> np.ndarray: ...  # int [n]
+    def tokens(self) -> np.ndarray: ...  # int [n]; -1: none was allowed
     @property
     def ok(self) -> np.ndarray: ...  # bool [n]
     @property

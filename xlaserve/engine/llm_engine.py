@@ -12,8 +12,9 @@ from xlaserve.core.constraint import ConstraintFailed
 from xlaserve.core.deadlines import Deadlines
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
-from xlaserve.core.scheduler import Scheduler
+from xlaserve.core.scheduler import NO_TOKEN, Scheduler
 from xlaserve.core.step import SchedulerOutput
+from xlaserve.engine.logit_rules import logit_rules
 from xlaserve.errors import EngineUnavailable
 from xlaserve.runner.commands import (
     Body,
@@ -33,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # in a row, no token coming back in between
 FAILED = "The engine has failed; its log tells why."
-NO_TOKEN = "What was asked of the output allows no token of this model here."
 TIMED_OUT = "The timeout of this request was over before the engine had room for it."
 
 
@@ -199,6 +199,8 @@ def _reset_row(request: Request) -> ResetRow:
         top_p=params.top_p,
         seed=request.seed,
         choice_index=request.choice_index,
+        min_p=params.min_p,
+        rules=logit_rules(request),
     )
 
 

@@ -11,7 +11,10 @@ from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
 
+from xlaserve.core.bad_words import BadWords
+from xlaserve.core.constraint import AllOf
 from xlaserve.core.request import Request
+from xlaserve.engine.bad_words import bad_word_ids
 from xlaserve.engine.beam_search import BeamAnswer, BeamSearch
 from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
 from xlaserve.engine.llm_engine import LLMEngine
@@ -194,6 +197,7 @@ class GenerationService:
         if scheduling.priority != 0 and not self.takes_priority:
             message = "priority has no effect on this server: its scheduler.policy is not 'priority'. Leave it out."
             raise InvalidRequest(message, param="priority")
+        bad_words = bad_word_ids(self.tokenizer, params.bad_words, self.info.vocab_size)
         eos_ids = frozenset() if params.ignore_eos else self.info.eos_ids
         limit = min(self.info.max_model_len, self.info.max_request_tokens)
         constraint = None
@@ -202,6 +206,9 @@ class GenerationService:
             constraint = with_reasoning(
                 self.tokenizer, prompt_ids, self.info.vocab_size, budget=budget, answer=constraint
             )
+        if longer := [ids for ids in bad_words if len(ids) > 1]:
+            rule = BadWords(longer, prompt_ids, self.info.vocab_size)
+            constraint = rule if constraint is None else AllOf([rule, constraint])
         now = time.monotonic()
         request = Request(
             request_id=request_id or f"gen-{secrets.token_hex(12)}",
@@ -217,7 +224,9 @@ class GenerationService:
             deadline=None if scheduling.timeout is None else now + scheduling.timeout,
             cache_salt=scheduling.cache_salt,
             constraint=constraint,
+            forbidden_ids=tuple(ids[0] for ids in bad_words if len(ids) == 1),
         )
+        _check_choice(request)
         for index in range(1, params.n):
             request.add_fork(f"{request.request_id}-{index}", index)
         return request
@@ -232,7 +241,13 @@ class GenerationService:
         info = self.info
         if not prompt_ids:
             raise InvalidRequest("The prompt is empty: at least one token is needed.", param="prompt")
-        for name, ids in (("prompt", prompt_ids), ("stop_token_ids", params.stop_token_ids)):
+        named = {
+            "prompt": prompt_ids,
+            "stop_token_ids": params.stop_token_ids,
+            "logit_bias": [token for token, _ in params.logit_bias],
+            "allowed_token_ids": params.allowed_token_ids,
+        }
+        for name, ids in named.items():
             if ids and not (min(ids) >= 0 and max(ids) < info.vocab_size):
                 wrong = next(i for i in ids if not 0 <= i < info.vocab_size)
                 message = f"{name}: token id {wrong} is not in the vocabulary (0 to {info.vocab_size - 1})."
@@ -260,6 +275,17 @@ class GenerationService:
         False: the thread hangs in a step, which nothing can cancel; the process should exit. Idempotent.
         """
         return self._loop.shutdown(timeout)
+
+
+def _check_choice(request: Request) -> None:
+    """Some token must be left to sample. Raises InvalidRequest."""
+    if request.params.allowed_token_ids is None:
+        return
+    left = set(request.params.allowed_token_ids) - set(request.forbidden_ids)
+    if not left:
+        raise InvalidRequest("allowed_token_ids: bad_words forbid all of them.", param="allowed_token_ids")
+    if request.params.min_tokens and left <= request.stop_ids:
+        raise InvalidRequest("min_tokens: all of allowed_token_ids end the output at once.", param="min_tokens")
 
 
 class Generation:

@@ -39,6 +39,7 @@ class Settings:
     block_size: int  # tokens
     max_model_len: int  # as configured, else the model's own: memory may cap that
     length_reason: str
+    processed_logprobs: bool = False
 
     def shapes(self, num_blocks: tuple[int, ...], max_model_len: int) -> ProgramShapes:
         """Of the programs, with these pools for requests of this length."""
@@ -52,6 +53,7 @@ class Settings:
             backend=self.backend,
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
+            processed_logprobs=self.processed_logprobs,
         )
 
 
@@ -77,7 +79,7 @@ def resolve_settings(config: Config, model: ModelConfig, mesh: Mesh, reporter: R
     reporter.info("token buckets", " ".join(map(str, buckets.tokens)), "from the two limits above")
     return Settings(
         model, backend, dtype, kv_dtype, max_num_seqs, max_num_batched_tokens, buckets, block_size,
-        *_max_model_len(config, model),
+        *_max_model_len(config, model), config.model.logprobs_mode == "processed",
     )  # fmt: skip
 
 

@@ -179,9 +179,12 @@ def eos_union(tokenizer: Tokenizer, config: dict[str, Any], generation_config: d
     return frozenset(found)
 
 
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+
+
 def sampling_defaults(generation_config: dict[str, Any]) -> dict[str, Any]:
     """What generation_config.json itself sets for requests that do not; Hugging Face's class defaults do not count."""
-    found = {key: generation_config.get(key) for key in ("temperature", "top_p", "top_k")}
+    found = {key: generation_config.get(key) for key in SAMPLING_DEFAULTS}
     found = {key: value for key, value in found.items() if value is not None}
     try:
         SamplingParams(**found)

@@ -11,6 +11,26 @@ import numpy as np
 
 
 @dataclass(frozen=True)
+class LogitRules:
+    """What a request asks of its logits before a token is drawn. The defaults ask for nothing.
+
+    prompt_ids and output_ids count for the penalties: presence and frequency see the output only. The tokens sampled
+    from here on are counted by the device.
+    """
+
+    bias: tuple[tuple[int, float], ...] = ()  # (token, what is added to its logit)
+    allowed: tuple[int, ...] | None = None  # tokens, None: all
+    forbidden: tuple[int, ...] = ()  # tokens
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    prompt_ids: tuple[int, ...] = ()
+    output_ids: tuple[int, ...] = ()
+    stop_ids: tuple[int, ...] = ()  # not to be sampled
+    first_stop: int = 0  # before this position
+
+
+@dataclass(frozen=True)
 class ResetRow:
     """Gives `row` to a request: its sampling parameters and the whole of its block tables so far."""
 
@@ -21,6 +41,8 @@ class ResetRow:
     top_p: float
     seed: int  # any 64-bit int
     choice_index: int = 0
+    min_p: float = 0.0  # 0 = off
+    rules: LogitRules | None = None
 
 
 @dataclass(frozen=True)
@@ -91,9 +113,9 @@ Command = ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | Sample
 class SampleResult:
     """Host arrays, one entry per SampleRow."""
 
-    tokens: np.ndarray  # int32 [n]
+    tokens: np.ndarray  # int32 [n]; -1: no token was allowed
     ok: np.ndarray  # bool [n]; False: the logits were not finite
-    logprobs: np.ndarray  # float32 [n], of the sampled token, raw
+    logprobs: np.ndarray  # float32 [n], of the sampled token, raw unless the head was made to give processed ones
     top_ids: np.ndarray  # int32 [n, MAX_LOGPROBS]; zeros unless want_logprobs
     top_logprobs: np.ndarray  # float32 [n, MAX_LOGPROBS]
 

@@ -24,11 +24,11 @@ from xlaserve.runner.commands import (
     SampleResult,
 )
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.heads.sample import SampleOutput, mask_words, pack_masks, pack_sample, sample_packing
+from xlaserve.runner.heads.sample import SampleOutput, pack_masks, pack_sample, sample_packing
 from xlaserve.runner.host_blocks import Arrival, Blocks, HostSlots, pack_blocks, rounds
 from xlaserve.runner.kv_cache import pack_copies
 from xlaserve.runner.programs import Programs, ProgramShapes
-from xlaserve.runner.row_state import RowState, pack_reset
+from xlaserve.runner.row_state import mask_words, pack_reset, pack_rules
 from xlaserve.sampling_params import MAX_LOGPROBS
 
 
@@ -99,7 +99,7 @@ class ModelRunner:
     def rebuild(self) -> None:
         """Makes pools and row state anew, empty: after a step that raised, the donated ones may be gone."""
         self._kv_caches, self._state = self._shapes.state(self._sharding)
-        self._greedy = np.ones(self._shapes.max_num_seqs, bool)  # by row, mirrors state.sampling.temperature == 0
+        self._greedy = np.ones(self._shapes.max_num_seqs, bool)  # by row: it wants the best token and nothing else
         self._hidden: Array | None = None
         self._arrivals: list[Arrival] = []  # ordered since the last Sample
         words = mask_words(self._shapes.config.vocab_size)
@@ -128,8 +128,12 @@ class ModelRunner:
         packed = pack_reset(self._shapes.reset_packing, command)
         state = self._state
         tables, sampling = self.programs.reset_row(state.block_tables, state.sampling, packed)
-        self._state = RowState(tables, state.last_tokens, sampling)
-        self._greedy[command.row] = command.temperature == 0
+        self._state = state = state.replace(block_tables=tables, sampling=sampling)
+        self._greedy[command.row] = command.temperature == 0 and command.rules is None
+        if command.rules is not None:
+            packed = pack_rules(self._shapes.rules_packing, command.row, command.rules)
+            rules, counts = self.programs.set_rules(state.rules, state.counts, packed)
+            self._state = state.replace(rules=rules, counts=counts)
 
     def _offload(self, blocks: Blocks) -> None:
         for group, sources, slots in rounds(blocks):
@@ -158,7 +162,7 @@ class ModelRunner:
         self._hidden, self._kv_caches, tables = self.programs.bodies[bucket](
             self._params, self._kv_caches, state.block_tables, state.last_tokens, packed
         )
-        self._state = RowState(tables, state.last_tokens, state.sampling)
+        self._state = state.replace(block_tables=tables)
 
     def _sample(self, command: Sample) -> SampleFuture | BodyFuture:
         assert self._hidden is not None, "Sample before any Body"
@@ -168,12 +172,16 @@ class ModelRunner:
         size = self._hidden.shape[0]
         greedy = not command.masks and all(self._greedy[sample_row.row] for sample_row in command.rows)
         packed = pack_sample(sample_packing(size), command)
-        masks = () if greedy else (self._masks(command, size),)
-        state = self._state
-        output, last_tokens = self.programs.samples[size, greedy](
-            self._head_weight, self._hidden, state.sampling, state.last_tokens, packed, *masks
-        )
-        self._state = RowState(state.block_tables, last_tokens, state.sampling)
+        state, program = self._state, self.programs.samples[size, greedy]
+        if greedy:
+            output, last_tokens = program(self._head_weight, self._hidden, state.last_tokens, packed)
+            self._state = state.replace(last_tokens=last_tokens)
+        else:
+            output, counts, last_tokens = program(
+                self._head_weight, self._hidden, state.sampling, state.rules, state.counts, state.last_tokens, packed,
+                self._masks(command, size),
+            )  # fmt: skip
+            self._state = state.replace(counts=counts, last_tokens=last_tokens)
         for array in jax.tree.leaves(output) if command.want_logprobs else (output.tokens, output.ok):
             array.copy_to_host_async()
         return SampleFuture(output, len(command.rows), command.want_logprobs, arrivals)

@@ -9,7 +9,6 @@ import jax
 from jax.stages import Compiled
 
 from xlaserve.runner.programs import ProgramShapes, compile_all, lowerings
-from xlaserve.runner.row_state import initial_row_state
 
 OUTPUTS_AT_ONCE = 4  # a body's and a head's, of the two steps that may be under way
 
@@ -31,12 +30,11 @@ class ProgramMemory:
 def program_memory(shapes: ProgramShapes, programs: Iterable[Compiled]) -> ProgramMemory:
     """Of all `programs` together."""
     found: list[Any] = [program.memory_analysis() for program in programs]
-    sizes = shapes.max_num_seqs, len(shapes.layouts), shapes.table_width
     return ProgramMemory(
         temporaries=max(memory.temp_size_in_bytes for memory in found),
         code=sum(memory.generated_code_size_in_bytes for memory in found),
         outputs=max(memory.output_size_in_bytes - memory.alias_size_in_bytes for memory in found),
-        state=tree_bytes(jax.eval_shape(lambda: initial_row_state(*sizes))),
+        state=tree_bytes(jax.eval_shape(shapes.row_state)),
     )
 
 

@@ -19,11 +19,19 @@ from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.heads.sample import make_sample, mask_words, sample_packing
+from xlaserve.runner.heads.sample import make_sample, sample_packing
 from xlaserve.runner.host_blocks import PACKING, gather_blocks, scatter_blocks, staged_spec
 from xlaserve.runner.kv_cache import copy_blocks, copy_packing, make_layouts, make_pools
 from xlaserve.runner.packing import Packing
-from xlaserve.runner.row_state import RowState, initial_row_state, reset_packing, reset_row
+from xlaserve.runner.row_state import (
+    RowState,
+    initial_row_state,
+    mask_words,
+    reset_packing,
+    reset_row,
+    rules_packing,
+    set_rules,
+)
 
 # XLA joins products of the same input by copying their weights side by side first, in every step: of Llama-3.1-8B's
 # those of q, k and v, 1.6 GB, and with tensor parallelism those of gate and up too.
@@ -46,6 +54,7 @@ class ProgramShapes:
     dtype: np.dtype
     kv_dtype: np.dtype
     host_slots: tuple[int, ...] = ()  # per layer group; empty: there is no host tier
+    processed_logprobs: bool = False  # else the model's own
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
@@ -60,6 +69,10 @@ class ProgramShapes:
     def reset_packing(self) -> Packing:
         return reset_packing(len(self.layouts), self.table_width)
 
+    @functools.cached_property
+    def rules_packing(self) -> Packing:
+        return rules_packing(self.config.vocab_size)
+
     @property
     def copy_packing(self) -> Packing:
         return copy_packing(len(self.layouts), self.max_num_seqs)
@@ -71,8 +84,13 @@ class ProgramShapes:
     def state(self, sharding: jax.sharding.Sharding) -> tuple[tuple[KVPool, ...], RowState]:
         """Empty KV pools (one per layer) and row state."""
         pools = make_pools(self.specs, self.layouts, self.num_blocks, sharding)
-        rows = initial_row_state(self.max_num_seqs, len(self.layouts), self.table_width)
-        return pools, jax.device_put(rows, sharding)
+        return pools, jax.device_put(self.row_state(), sharding)
+
+    def row_state(self) -> RowState:
+        """All rows idle. No token is counted more often than a request is long."""
+        count_dtype = np.int16 if self.table_width * self.block_size < 2**15 else np.int32
+        sizes = self.max_num_seqs, len(self.layouts), self.table_width
+        return initial_row_state(*sizes, self.config.vocab_size, count_dtype)
 
 
 @dataclass(frozen=True)
@@ -80,8 +98,9 @@ class Programs:
     """Compiled; called with arrays of just the shapes they were made for, anything else is an error."""
 
     bodies: dict[int, Compiled]  # by T
-    samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows are greedy, without masks
+    samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows want just the best token
     reset_row: Compiled
+    set_rules: Compiled
     copy_blocks: Compiled
     gather_blocks: tuple[Compiled, ...]  # per layer group, with a host tier
     scatter_blocks: tuple[Compiled, ...]
@@ -90,6 +109,7 @@ class Programs:
         yield from self.bodies.values()
         yield from self.samples.values()
         yield self.reset_row
+        yield self.set_rules
         yield self.copy_blocks
         yield from self.gather_blocks
         yield from self.scatter_blocks
@@ -113,10 +133,11 @@ def compile_programs(
     compiled = compile_all(jobs, sharding, on_progress)
     bodies = {key: program for (kind, key), program in compiled.items() if kind == "body"}
     samples = {key: program for (kind, key), program in compiled.items() if kind == "sample"}
-    reset_row, copy_blocks = (compiled[kind, shapes.max_num_seqs] for kind in ("reset_row", "copy_blocks"))
+    kinds = ("reset_row", "set_rules", "copy_blocks")
+    reset_row, set_rules, copy_blocks = (compiled[kind, shapes.max_num_seqs] for kind in kinds)
     groups = range(len(shapes.host_slots))
     gathers, scatters = (tuple(compiled[kind, group] for group in groups) for kind in ("gather", "scatter"))
-    return Programs(bodies, samples, reset_row, copy_blocks, gathers, scatters)
+    return Programs(bodies, samples, reset_row, set_rules, copy_blocks, gathers, scatters)
 
 
 def compile_all(
@@ -154,14 +175,21 @@ def lowerings(
         hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
         for greedy in (False, True):
             packing = sample_packing(size)
-            sample = jax.jit(make_sample(config, packing, greedy=greedy), donate_argnums=3)
+            sample = make_sample(config, packing, greedy=greedy, processed_logprobs=shapes.processed_logprobs)
+            sample = jax.jit(sample, donate_argnums=2 if greedy else (4, 5))
             masks = jax.ShapeDtypeStruct((size, mask_words(config.vocab_size)), np.int32, sharding=sharding)
-            arguments = (head_weight, hidden, rows.sampling, rows.last_tokens, packing.abstract(sharding))
-            arguments += () if greedy else (masks,)
+            if greedy:
+                arguments = (head_weight, hidden, rows.last_tokens, packing.abstract(sharding))
+            else:
+                state = (rows.sampling, rows.rules, rows.counts, rows.last_tokens)
+                arguments = (head_weight, hidden, *state, packing.abstract(sharding), masks)
             yield ("sample", (size, greedy)), functools.partial(sample.lower, *arguments)
     reset = jax.jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
     arguments = (rows.block_tables, rows.sampling, shapes.reset_packing.abstract(sharding))
     yield ("reset_row", shapes.max_num_seqs), functools.partial(reset.lower, *arguments)
+    rules = jax.jit(functools.partial(set_rules, packing=shapes.rules_packing), donate_argnums=(0, 1))
+    arguments = (rows.rules, rows.counts, shapes.rules_packing.abstract(sharding))
+    yield ("set_rules", shapes.max_num_seqs), functools.partial(rules.lower, *arguments)
     packing = shapes.copy_packing
     copy = jax.jit(functools.partial(copy_blocks, packing=packing, specs=shapes.specs), donate_argnums=0)
     yield ("copy_blocks", shapes.max_num_seqs), functools.partial(copy.lower, kv_caches, packing.abstract(sharding))

@@ -1,4 +1,4 @@
-"""Logprobs in OpenAI's two shapes. They are the model's own: temperature, top_k and top_p do not change them."""
+"""Logprobs in OpenAI's two shapes."""
 
 import math
 from collections.abc import Iterable

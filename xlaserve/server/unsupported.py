@@ -33,13 +33,6 @@ _NO_GRAMMAR = "output cannot be constrained yet; leave it out"
 _TEXT_ONLY = "this server takes and returns text only; leave it out"
 
 _COMMON = {
-    "presence_penalty": Unsupported(0),
-    "frequency_penalty": Unsupported(0),
-    "repetition_penalty": Unsupported(1),
-    "logit_bias": Unsupported({}),
-    "bad_words": Unsupported([]),
-    "min_p": Unsupported(0),
-    "min_tokens": Unsupported(0),
     "echo": Unsupported(False, advice="the prompt is not repeated in the answer; leave it out"),
     "store": Unsupported(False, advice="answers are not stored; leave it out"),
     "service_tier": Unsupported("auto", advice="there is one tier; leave it out"),
@@ -49,7 +42,6 @@ _COMMON = {
     "guided_regex": Unsupported(advice=_NO_GRAMMAR),
     "guided_choice": Unsupported(advice=_NO_GRAMMAR),
     "guided_grammar": Unsupported(advice=_NO_GRAMMAR),
-    "allowed_token_ids": Unsupported(),
     "prompt_logprobs": Unsupported(),
     "prompt_embeds": Unsupported(advice="send text or token ids"),
     "logits_processors": Unsupported([]),

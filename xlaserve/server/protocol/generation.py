@@ -11,11 +11,38 @@ from xlaserve.server.protocol.strict import Strict
 REQUEST_ID = r"^[!-~]{1,128}$"
 
 # What a beam search takes no account of, with the values that ask for nothing.
-_WITHOUT_BEAMS = {"temperature": (0,), "top_p": (1,), "top_k": (0, -1), "seed": (), "stop": ([],)}
+_WITHOUT_BEAMS = {
+    "temperature": (0,),
+    "top_p": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "logit_bias": ({},),
+    "allowed_token_ids": (),
+    "bad_words": ([],),
+    "min_tokens": (0,),
+    "seed": (),
+    "stop": ([],),
+}
+# What a checkpoint may have a default for, and the others.
+_WITH_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+_WITHOUT_DEFAULTS = ("presence_penalty", "frequency_penalty", "logit_bias", "allowed_token_ids", "min_tokens")
 
 
 def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
+
+
+def _as_token_biases(value: Any) -> Any:
+    """JSON's keys are strings: only the usual writing of a number is one."""
+    if not isinstance(value, dict):
+        return value
+    for token in value:
+        if not (token.isascii() and token.isdigit() and str(int(token[:20])) == token):
+            raise ValueError(f"{token[:80]!r} is no token id: keys must be integers >= 0, written as strings")
+    return {int(token): bias for token, bias in value.items()}
 
 
 class StreamOptions(Strict):
@@ -39,6 +66,14 @@ class GenerationRequest(Strict):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None  # extension
+    min_p: float | None = None  # extension
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None  # extension
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_as_token_biases)] | None = None
+    allowed_token_ids: list[int] | None = None  # extension
+    bad_words: Annotated[list[str], BeforeValidator(_as_list), Field(default_factory=list)]  # extension
+    min_tokens: int | None = None  # extension
     seed: int | None = None
     stop: Annotated[list[str], BeforeValidator(_as_list), Field(default_factory=list)]
     stop_token_ids: Annotated[list[int], Field(default_factory=list)]  # extension
@@ -125,6 +160,7 @@ class GenerationRequest(Strict):
         if self.use_beam_search:
             penalty = 1.0 if self.length_penalty is None else self.length_penalty
             return BeamSearchParams(beam_width=self.beam_width, length_penalty=penalty, **fields)
-        asked = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        asked = {name: getattr(self, name) for name in (*_WITH_DEFAULTS, *_WITHOUT_DEFAULTS)}
         chosen = defaults | {name: value for name, value in asked.items() if value is not None}
+        chosen["bad_words"] = tuple(self.bad_words)
         return SamplingParams(**chosen, seed=self.seed, stop=tuple(self.stop), **fields)
