@@ -49,6 +49,23 @@ def test_renders_as_transformers_does(source, add_generation_prompt):
     assert expected.strip()
 
 
+@pytest.mark.parametrize("source", [CHATML, LLAMA, "{{ messages[-1].content }}!", "{{ messages[-1].content | trim }}!"])
+@pytest.mark.parametrize("end", ["so far", "so far ", " \n so", ""])
+def test_continues_the_final_message_as_transformers_does(source, end):
+    chat = [*CHAT, {"role": "assistant", "content": end}]
+    (expected,), _ = render_jinja_template([chat], chat_template=source, continue_final_message=True, **VARIABLES)
+    template = ChatTemplate(source, VARIABLES)
+    assert template.render(chat, add_generation_prompt=False, continue_final_message=True) == expected
+    assert chat[-1]["content"] == end
+
+
+def test_a_final_message_that_is_not_shown_cannot_be_continued():
+    template = ChatTemplate("{{ messages[0].content }}", VARIABLES)
+    with pytest.raises(InvalidRequest) as caught:
+        template.render(CHAT, add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
 def test_a_null_field_is_a_missing_field():
     source = "{% for m in messages %}{{ m.content if m.content is defined else '-' }}{% endfor %}"
     assert render(source, [{"role": "assistant", "content": None}]) == "-"

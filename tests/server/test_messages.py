@@ -38,6 +38,12 @@ def test_the_openai_clients_own_message_may_be_sent_back():
     assert for_template({"role": "assistant", "content": "x", "annotations": []})["content"] == "x"
 
 
+def test_an_assistant_may_have_refused():
+    parts = [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "no"}]
+    assert for_template({"role": "assistant", "content": parts})["content"] == "a\nno"
+    assert for_template({"role": "assistant", "content": None, "refusal": "no"})["content"] == "no"
+
+
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
@@ -54,6 +60,8 @@ def test_the_openai_clients_own_message_may_be_sent_back():
         ({"role": "user", "content": 1}, "content"),
         ({"role": "user", "content": "x", "unknown": 1}, "unknown"),
         ({"role": "assistant", "content": "x", "refusal": "no"}, "refusal"),
+        ({"role": "user", "refusal": "no"}, "refusal"),
+        ({"role": "assistant", "content": [{"type": "refusal", "text": "x"}]}, "refusal part"),
         ({"role": "user", "content": ["x"]}, "type"),
         ({"role": "user", "content": [{"text": "x"}]}, "type"),
         ({"role": "user", "content": [{"type": "text"}]}, "text part"),

@@ -67,3 +67,39 @@ def test_report_72_a_template_that_must_not_run_harms_nobody(with_template, sour
         answer = server.chat()
         assert (answer.status, answer.error["param"]) == (400, "messages")
         assert told in answer.error["message"]
+
+
+def prompt(server, **fields) -> str:
+    ids = server.chat(**fields, return_token_ids=True).json["prompt_token_ids"]
+    return server.post("/detokenize", {"tokens": ids}).json["prompt"]
+
+
+def test_the_generation_prompt_may_be_left_out_and_the_final_message_continued(with_template):
+    server = with_template(
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}.{% endfor %}"
+        "{% if add_generation_prompt %}[assistant]{% endif %}"
+    )
+    messages = [message("user"), {"role": "assistant", "content": "It is"}]
+    assert prompt(server, messages=messages) == "[user]x.[assistant]It is.[assistant]"
+    assert prompt(server, messages=messages, add_generation_prompt=False) == "[user]x.[assistant]It is."
+    continued = {"add_generation_prompt": False, "continue_final_message": True}
+    assert prompt(server, messages=messages, **continued) == "[user]x.[assistant]It is"
+    answer = server.chat(messages=messages, continue_final_message=True)
+    assert (answer.status, answer.error["param"]) == (400, "continue_final_message")
+
+
+def test_variables_of_the_template(with_template):
+    server = with_template("{{ style | default('plain') }} {{ messages[0].content }} {{ documents | tojson }}")
+    assert prompt(server) == "plain hi null"
+    assert prompt(server, chat_template_kwargs={"style": {"a": [1]}}, documents=[{"text": "d"}]) == (
+        '{\'a\': [1]} hi [{"text": "d"}]'
+    )
+    for name in ("other", "messages", "bos_token", "tokenize", "add_generation_prompt"):
+        answer = server.chat(chat_template_kwargs={name: "x"})
+        assert (answer.status, answer.error["param"]) == (400, "chat_template_kwargs")
+        assert name in answer.error["message"]
+
+
+def test_documents_need_a_template_that_takes_them(with_template):
+    answer = with_template("{{ messages[0].content }}").chat(documents=[{"text": "d"}])
+    assert (answer.status, answer.error["param"]) == (400, "documents")

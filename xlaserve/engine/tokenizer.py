@@ -18,10 +18,6 @@ _NO_TEMPLATE = (
     "This model has no chat template. Set one with `--chat-template FILE` (in the configuration: model.chat_template), "
     "or send a prompt to /v1/completions."
 )
-_NO_TOOLS = (
-    "This model's chat template has no place for tools. Leave them out, send tool_choice 'none', or set a template "
-    "that has one with `--chat-template FILE` (in the configuration: model.chat_template)."
-)
 _NO_VOCABULARY = "This model's folder has no tokenizer: send the prompt as token ids."
 
 
@@ -116,21 +112,15 @@ class Tokenizer:
         return self._template.source if self._template else ""
 
     def apply_chat_template(
-        self,
-        messages: list[dict[str, Any]],
-        *,
-        add_generation_prompt: bool = True,
-        tools: list[dict[str, Any]] | None = None,
+        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **options: Any
     ) -> str:
-        """To be encoded without special tokens: the template writes them. `tools` as in a request of OpenAI's.
+        """To be encoded without special tokens: the template writes them. options: see `ChatTemplate.render`.
 
-        Raises InvalidRequest, also for tools that the template would leave out.
+        Raises InvalidRequest, also for what the template would leave out.
         """
         if self._template is None:
             raise InvalidRequest(_NO_TEMPLATE, param="messages")
-        if tools and not self._template.takes_tools:
-            raise InvalidRequest(_NO_TOOLS, param="tools")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **options)
 
 
 def load_tokenizer(

@@ -71,6 +71,10 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
         add_special_tokens=asked.add_special_tokens is True,
         max_model_len=service.info.max_model_len,
         tools=tools,
+        documents=asked.documents,
+        continue_final_message=asked.continue_final_message,
+        variables=asked.chat_template_kwargs,
+        add_generation_prompt=asked.add_generation_prompt,
     )
     params = asked.sampling_params(service.info.sampling_defaults)
     prompts = _truncated([ids], asked, params, service)

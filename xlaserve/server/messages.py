@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 _MODALITIES = {"image_url": "image", "input_audio": "audio", "audio_url": "audio", "video_url": "video", "file": "file"}
+_TEXTS = ("text", "refusal")  # the second is an assistant's
 _PART_SEPARATOR = "\n"  # as vLLM joins text parts for templates that take strings
 
 
@@ -31,11 +32,17 @@ def _part_text(part: Any) -> str:
     kind = part["type"]
     if kind in _MODALITIES:
         raise ValueError(f"{_MODALITIES[kind]} input is not supported ({kind[:40]}): this model takes text only")
-    if kind != "text":
+    if kind not in _TEXTS:
         raise ValueError(f"content parts of type {kind[:40]!r} are not supported: only 'text' is")
-    if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-        raise ValueError('a text part must be {"type": "text", "text": "..."} and hold nothing else')
-    return part["text"]
+    if set(part) != {"type", kind} or not isinstance(part[kind], str):
+        raise ValueError(f'a {kind} part must be {{"type": "{kind}", "{kind}": "..."}} and hold nothing else')
+    return part[kind]
+
+
+def _has_refusal(content: Any) -> bool:
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type") == "refusal" for part in content
+    )
 
 
 Content = Annotated[str, BeforeValidator(_join_parts)]
@@ -78,10 +85,18 @@ class Message(_Strict):
     name: str | None = None
     tool_calls: Annotated[list[ToolCall] | None, Field(min_length=1)] = None  # of an assistant
     tool_call_id: str | None = None  # of a tool
+    refusal: str | None = None  # of an assistant, in place of content
     reasoning_content: str | None = None  # of an assistant; templates show it where their model is to see it
     annotations: Annotated[list | None, Field(max_length=0)] = None  # the openai client's messages hold an empty list
 
     _nulls = model_validator(mode="before")(_without_nulls)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_assistants_refuse(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("role") != "assistant" and _has_refusal(value.get("content")):
+            raise ValueError("refusal parts belong to an assistant message")
+        return value
 
     @model_validator(mode="after")
     def _fields_fit_the_role(self) -> "Message":
@@ -91,13 +106,15 @@ class Message(_Strict):
             raise ValueError(f"tool_call_id belongs to a tool message, not to one of role {self.role!r}")
         if self.reasoning_content is not None and self.role != "assistant":
             raise ValueError(f"reasoning_content belongs to an assistant message, not to one of role {self.role!r}")
-        if self.content is None and self.tool_calls is None:
+        if self.refusal is not None and (self.role != "assistant" or self.content):
+            raise ValueError("refusal belongs to an assistant message that has no content")
+        if self.content is None and self.tool_calls is None and self.refusal is None:
             raise ValueError(f"content is missing: a message of role {self.role!r} needs text")
         return self
 
     def for_template(self) -> dict[str, Any]:
         """As chat templates expect it: text, never null, and a call's arguments as an object."""
-        message: dict[str, Any] = {"role": self.role, "content": self.content or ""}
+        message: dict[str, Any] = {"role": self.role, "content": self.content or self.refusal or ""}
         if self.name is not None:
             message["name"] = self.name
         if self.tool_call_id is not None:

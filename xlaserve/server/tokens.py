@@ -39,15 +39,15 @@ def chat_ids(
     add_generation_prompt: bool = True,
     add_special_tokens: bool = False,
     max_model_len: int | None = None,
-    tools: list[dict[str, Any]] | None = None,
+    **options: Any,
 ) -> list[int]:
     """The template writes the special tokens, BOS among them: the tokenizer adds none by default.
 
     Their names in the messages become special tokens too, as in vLLM: a client can write anything into its own prompt.
-    max_model_len: as in `prompt_ids`.
+    max_model_len: as in `prompt_ids`. options: further ones of `ChatTemplate.render`.
     """
     text = tokenizer.apply_chat_template(
-        [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt, tools=tools
+        [message.for_template() for message in messages], add_generation_prompt=add_generation_prompt, **options
     )
     _check_length(tokenizer, text, max_model_len)
     return tokenizer.encode(text, add_special_tokens=add_special_tokens)

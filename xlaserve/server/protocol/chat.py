@@ -23,12 +23,24 @@ class ChatRequest(GenerationRequest):
     tool_choice: ToolChoice | None = None  # auto where there are tools
     parallel_tool_calls: bool | None = None  # true where there are tools
     include_reasoning: bool = True  # extension
+    add_generation_prompt: bool = True  # extension
+    continue_final_message: bool = False  # extension
+    chat_template_kwargs: dict[str, Any] | None = None  # extension
+    documents: list[dict[str, Any]] | None = None  # extension
     thinking_token_budget: int | None = None  # extension
 
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self):
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs: only allowed when logprobs is true")
+        return self
+
+    @model_validator(mode="after")
+    def _the_prompt_has_one_end(self):
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message: only allowed when add_generation_prompt is false")
+        if self.continue_final_message and self.messages[-1].content is None:
+            raise ValueError("continue_final_message: the final message has no content to continue")
         return self
 
     @model_validator(mode="after")
