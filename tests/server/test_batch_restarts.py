@@ -36,6 +36,29 @@ def test_a_restart_in_the_middle_loses_and_doubles_no_line(keep, tmp_path, torn)
     assert set(results(again, batch, "error")) == {"wrong"}
 
 
+def test_a_smaller_limit_of_bodies_after_a_restart_stops_no_batch(keep):
+    server = keep(toy=SLOW)
+    batch_id = start(server, jsonl(*(line(str(n), max_tokens=10, user="x" * 2000) for n in range(20))))
+    assert wait_until(lambda: look(server, batch_id)["request_counts"]["completed"] >= 2, 10)
+    assert server.batches.stop(10)
+    again = keep(toy=SLOW | {"max_body": 1000})
+    assert counts(finished(again, batch_id)) == (20, 20, 0)
+
+
+def test_a_line_that_is_not_what_it_was_is_left_out(keep, tmp_path, caplog):
+    server = keep(toy=SLOW)
+    batch_id = start(server, jsonl(*(line(str(n), max_tokens=10) for n in range(20))))
+    assert wait_until(lambda: look(server, batch_id)["request_counts"]["completed"] >= 2, 10)
+    assert server.batches.stop(10)
+    source = tmp_path / "files" / "files" / f"{look(server, batch_id)['input_file_id']}.data"
+    lines = source.read_bytes().splitlines(keepends=True)
+    source.write_bytes(b"".join([*lines[:-1], b"{\n"]))
+    again = keep(toy=SLOW)
+    batch = finished(again, batch_id)
+    assert (batch["status"], counts(batch)) == ("completed", (20, 19, 0))
+    assert sum("is left out" in message for message in caplog.messages) == 1
+
+
 def test_a_kill_at_any_write_is_survived(keep, tmp_path, monkeypatch):
     """Every state of the folder that a kill could leave is kept, and a server started over each of them."""
     server = keep(batch_lines=1)

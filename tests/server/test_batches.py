@@ -132,6 +132,18 @@ def test_results_are_no_input_and_an_input_stays_while_it_is_read(keep):
     assert (answer.status, answer.error["param"]) == (400, "input_file_id")
 
 
+def test_counts_only_grow(keep):
+    server = keep(api_keys=TENANTS, toy={"script": b"x" * 500, "step_seconds": 0.001})
+    data = jsonl(*(line(str(n), max_tokens=5) for n in range(30)))
+    batches = [(start(server, data, name), name) for name in TENANTS]
+    seen: dict[str, list[int]] = {name: [0] for name in TENANTS}
+    while min(counts_seen[-1] for counts_seen in seen.values()) < 30:
+        for batch_id, name in batches:
+            seen[name].append(look(server, batch_id, name)["request_counts"]["completed"])
+            assert seen[name][-1] >= seen[name][-2]
+            assert len(seen[name]) < 10_000
+
+
 def test_cancel(keep):
     server = keep(toy={"script": b"x" * 500, "step_seconds": 0.01}, batch_lines=2)
     data = jsonl(line("short", max_tokens=1), *(line(str(n), max_tokens=50) for n in range(200)))

@@ -39,7 +39,10 @@ def cancel(batch_id: str) -> Response:
 
 
 def _reply(batch: Batch) -> BatchReply:
-    completed, failed = batches().runner.progress(batch)
+    progress = batches().runner.progress(batch.id)
+    if progress is None:  # perhaps since a moment ago: its record tells
+        batch = batches().store.get(batch.id, batch.tenant)
+    completed, failed = progress or (batch.completed, batch.failed)
     errors = [ErrorReply(**error.model_dump()) for error in batch.errors]
     same = set(BatchReply.model_fields) & set(Batch.model_fields) - {"errors"}
     return BatchReply(

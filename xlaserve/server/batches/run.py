@@ -1,5 +1,6 @@
 """One batch while it runs: which lines are still to do, and the results so far, a file of them that only grows."""
 
+import logging
 import os
 import threading
 from collections import deque
@@ -12,6 +13,9 @@ from xlaserve.server.batches.batch_store import Batch
 from xlaserve.server.batches.lines import InputLine, failure_line, read_lines
 from xlaserve.server.json_body import parse_json_object
 
+_logger = logging.getLogger(__name__)
+
+CHECKED = 2**40  # bytes of a line: its length has been checked, when server.max_body may have been another
 EXPIRED = {
     "code": "batch_expired",
     "message": "This request could not be executed before the completion window expired.",
@@ -65,16 +69,18 @@ def results_path(folder: Path, batch: Batch, kind: str) -> Path:
 class Run:
     """`next_line`, `give_back` and `put` may be called from any thread."""
 
-    def __init__(self, batch: Batch, folder: Path, source: IO[bytes], max_line_bytes: int):
+    def __init__(self, batch: Batch, folder: Path, source: IO[bytes]):
         self.batch = batch
+        self.last_turn = 0  # the runner's: when a line was submitted last
         self.stopped = threading.Event()  # its lines under way are not worth finishing
         self._outputs = Results(results_path(folder, batch, "output"))
         self._errors = Results(results_path(folder, batch, "error"))
         self._source = source
-        self._lines = read_lines(source, batch.endpoint, max_line_bytes)
+        self._lines = read_lines(source, batch.endpoint, CHECKED)
         self._again: deque[InputLine] = deque()
         self._lock = threading.Lock()
         self._under_way = 0
+        self._is_read = False  # to its end
 
     @property
     def completed(self) -> int:
@@ -89,6 +95,13 @@ class Run:
         """No line is under way."""
         return self._under_way == 0
 
+    @property
+    def is_done(self) -> bool:
+        """Every line has a result."""
+        with self._lock:
+            has_more = self._again or (not self._is_read and self.completed + self.failed < self.batch.total)
+            return not (has_more or self._under_way)
+
     def next_line(self) -> InputLine | None:
         """A line to be run, which is under way until it is given back or its result is put; None: no more for now."""
         with self._lock:
@@ -98,9 +111,11 @@ class Run:
 
     def _read(self) -> InputLine | None:
         for _, line in self._lines:
-            assert isinstance(line, InputLine)  # all have been checked
-            if line.custom_id not in self._outputs.ids and line.custom_id not in self._errors.ids:
+            if not isinstance(line, InputLine):  # though all have been checked: the file is not what it was
+                _logger.error("A line of %s is left out: %s", self.batch.id, line)
+            elif line.custom_id not in self._outputs.ids and line.custom_id not in self._errors.ids:
                 return line
+        self._is_read = True
         return None
 
     def give_back(self, line: InputLine) -> None:

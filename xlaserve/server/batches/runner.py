@@ -49,7 +49,8 @@ class BatchRunner:
         self._store = store
         self._max_lines = max_lines
         self._max_line_bytes = max_line_bytes
-        self._runs: dict[str, Run] = {}  # by batch, the one whose turn it is first
+        self._runs: dict[str, Run] = {}  # by batch
+        self._turn = 0
         self.lines_done = {"completed": 0, "failed": 0}  # since the start of the server
         self._lock = threading.Lock()  # guards the counts
         self._under_way = 0
@@ -64,10 +65,10 @@ class BatchRunner:
         """There is something new: a batch, a cancellation, the end of a line."""
         self._wake.set()
 
-    def progress(self, batch: Batch) -> tuple[int, int]:
-        """How many of its lines have succeeded and failed so far."""
-        run = self._runs.get(batch.id)
-        return (run.completed, run.failed) if run else (batch.completed, batch.failed)
+    def progress(self, batch_id: str) -> tuple[int, int] | None:
+        """How many lines have succeeded and failed so far; None for a batch that is not running."""
+        run = self._runs.get(batch_id)
+        return (run.completed, run.failed) if run else None
 
     def stop(self, timeout: float) -> bool:
         """Leaves the lines under way, to be run again after a restart. False: they have not ended in time."""
@@ -133,7 +134,7 @@ class BatchRunner:
         elif run is None:
             if batch.tenant not in (other.batch.tenant for other in self._runs.values()):
                 self._open(batch)
-        elif run.is_idle and run.completed + run.failed >= batch.total:
+        elif run.is_done:
             self._end(batch, run, "completed")
 
     def _check(self, batch: Batch) -> None:
@@ -148,7 +149,7 @@ class BatchRunner:
 
     def _open(self, batch: Batch) -> Run:
         source = self._files.open(batch.input_file_id, batch.tenant)
-        self._runs[batch.id] = run = Run(batch, self._store.folder, source, self._max_line_bytes)
+        self._runs[batch.id] = run = Run(batch, self._store.folder, source)
         return run
 
     def _end(self, batch: Batch, run: Run | None, ending: Ending) -> None:
@@ -201,10 +202,11 @@ class BatchRunner:
 
     def _submit(self) -> bool:
         """Submits the next line of the batch whose turn it is; False when there was none or no room for it."""
-        for batch_id, run in list(self._runs.items()):
+        for run in sorted(self._runs.values(), key=lambda run: run.last_turn):
             line = None if run.stopped.is_set() else run.next_line()
             if line is not None:
-                self._runs[batch_id] = self._runs.pop(batch_id)  # now it is the others' turn
+                self._turn += 1
+                run.last_turn = self._turn
                 return self._start(run, line)
         return False
 
