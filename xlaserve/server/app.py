@@ -6,7 +6,7 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from xlaserve.errors import XlaserveError
-from xlaserve.server import openai, utility
+from xlaserve.server import openai, openapi, utility
 from xlaserve.server.auth import ApiKeys
 from xlaserve.server.batches import batch_routes, file_routes
 from xlaserve.server.batches.batches import Batches
@@ -39,6 +39,7 @@ def create_app(state: ServerState, api_keys: ApiKeys | None = None, batches: Bat
 
     app.register_blueprint(openai.routes)
     app.register_blueprint(utility.routes)
+    app.register_blueprint(openapi.routes)
     app.register_blueprint(file_routes.routes)
     app.register_blueprint(batch_routes.routes)
     app.register_error_handler(XlaserveError, _known_error)

@@ -45,7 +45,7 @@ def _has_refusal(content: Any) -> bool:
     )
 
 
-Content = Annotated[str, BeforeValidator(_join_parts)]
+Content = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[dict[str, Any]])]
 
 
 def _json_object(arguments: str) -> str:

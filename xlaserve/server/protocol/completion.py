@@ -13,6 +13,7 @@ COMPLETION_MAX_TOKENS = 16  # OpenAI's default
 COMPLETION_MAX_LOGPROBS = 5  # OpenAI's limit
 
 Prompt = str | list[int]
+PromptForms = str | list[str] | list[int] | list[list[int]]
 PROMPT_FORMS = "a string, a list of strings, a list of token ids or a list of lists of token ids, none of them empty"
 
 
@@ -34,7 +35,7 @@ def _parse_prompts(value: Any) -> list[Prompt]:
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], BeforeValidator(_parse_prompts)]
+    prompt: Annotated[list[Prompt], BeforeValidator(_parse_prompts, json_schema_input_type=PromptForms)]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
 
     @property

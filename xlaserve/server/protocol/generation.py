@@ -70,12 +70,18 @@ class GenerationRequest(Strict):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None  # extension
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_as_token_biases)] | None = None
+    logit_bias: (
+        Annotated[dict[int, float], BeforeValidator(_as_token_biases, json_schema_input_type=dict[str, float])] | None
+    ) = None
     allowed_token_ids: list[int] | None = None  # extension
-    bad_words: Annotated[list[str], BeforeValidator(_as_list), Field(default_factory=list)]  # extension
+    bad_words: Annotated[
+        list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str]), Field(default_factory=list)
+    ]  # extension
     min_tokens: int | None = None  # extension
     seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(_as_list), Field(default_factory=list)]
+    stop: Annotated[
+        list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str]), Field(default_factory=list)
+    ]
     stop_token_ids: Annotated[list[int], Field(default_factory=list)]  # extension
     ignore_eos: bool = False  # extension
     skip_special_tokens: bool = True  # extension

@@ -1,0 +1,65 @@
+"""The OpenAPI document has every route and every field, and what it says holds for what the server answers."""
+
+import re
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from xlaserve.server.api_docs import markdown
+from xlaserve.server.app import create_app
+from xlaserve.server.field_notes import EXTENSIONS, OPENAI
+from xlaserve.server.openapi import document
+from xlaserve.server.protocol.chat import ChatRequest
+from xlaserve.server.protocol.completion import CompletionRequest
+from xlaserve.server.state import ServerState
+from xlaserve.server.unsupported import CHAT, COMPLETION
+
+
+def valid(value, name: str) -> None:
+    schema = {"$ref": f"#/components/schemas/{name}", "components": document()["components"]}
+    jsonschema.Draft202012Validator(schema).validate(value)
+
+
+def test_every_route_is_in_the_document_and_nothing_else():
+    rules = create_app(ServerState(max_requests=1, max_body=1)).url_map.iter_rules()
+    served = {
+        (method.lower(), re.sub(r"<(?:\w+:)?(\w+)>", r"{\1}", rule.rule))
+        for rule in rules
+        for method in (rule.methods or set()) - {"HEAD", "OPTIONS"}
+    }
+    told = {(method, path) for path, operations in document()["paths"].items() for method in operations}
+    assert told == served
+
+
+def test_every_field_is_described_once_and_none_is_refused_too():
+    fields = {*CompletionRequest.model_fields, *ChatRequest.model_fields}
+    assert {*OPENAI, *EXTENSIONS} == fields
+    assert not OPENAI.keys() & EXTENSIONS.keys()
+    assert not CompletionRequest.model_fields.keys() & COMPLETION.keys()
+    assert not ChatRequest.model_fields.keys() & CHAT.keys()
+
+
+@pytest.mark.parametrize("name", ["CompletionRequest", "ChatRequest", "TokenizeRequest", "BatchRequest"])
+def test_requests_take_no_other_field(name):
+    assert document()["components"]["schemas"][name]["additionalProperties"] is False
+
+
+def test_answers_are_what_the_document_says(live):
+    assert live.get("/openapi.json").json == document()
+    valid({"model": "toy", "prompt": "hi", "stop": "x", "logit_bias": {"5": 1}}, "CompletionRequest")
+    for prompt in (["a", "b"], [1, 2], [[1], [2]]):
+        valid({"model": "toy", "prompt": prompt}, "CompletionRequest")
+    parts = [{"type": "text", "text": "a"}]
+    valid({"model": "toy", "messages": [{"role": "user", "content": parts}]}, "ChatRequest")
+    valid(live.complete(logprobs=1, return_timings=True).json, "CompletionReply")
+    valid(live.chat(logprobs=True, top_logprobs=1, return_token_ids=True).json, "ChatReply")
+    for event in live.chat(stream=True, stream_options={"include_usage": True}).events:
+        valid(event, "ChatChunk")
+    valid(live.get("/v1/models").json, "ModelList")
+    valid(live.complete(n=0).json, "ErrorBody")
+
+
+def test_the_page_of_the_api_is_up_to_date():
+    page = Path(__file__).parents[2] / "docs" / "api.md"
+    assert page.read_text() == markdown(), "python -m xlaserve.server.api_docs > docs/api.md"

@@ -1,0 +1,146 @@
+"""The OpenAPI 3.1 document of this server, generated from the models that check requests and write answers."""
+
+import functools
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from flask import Blueprint, Response
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+import xlaserve
+from xlaserve.server.batches import replies
+from xlaserve.server.field_notes import EXTENSIONS, OPENAI
+from xlaserve.server.protocol.batch import BatchesQuery, BatchRequest, FilesQuery
+from xlaserve.server.protocol.chat import ChatRequest
+from xlaserve.server.protocol.completion import CompletionRequest
+from xlaserve.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from xlaserve.server.responses import (
+    ChatChunk,
+    ChatReply,
+    CompletionReply,
+    DetokenizeReply,
+    ModelCard,
+    ModelList,
+    TokenizeReply,
+)
+
+routes = Blueprint("openapi", __name__)
+
+
+class Error(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """Every error, whatever its status."""
+
+    error: Error
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One route. `reply` None: text or an object that has no fixed shape. `chunk`: of a stream's events."""
+
+    method: str
+    path: str
+    summary: str
+    request: type[BaseModel] | None = None
+    reply: type[BaseModel] | None = None
+    chunk: type[BaseModel] | None = None
+    query: type[BaseModel] | None = None
+    content_type: str = "application/json"
+
+
+OPERATIONS = (
+    Operation("post", "/v1/completions", "Continue prompts", CompletionRequest, CompletionReply, CompletionReply),
+    Operation("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatReply, ChatChunk),
+    Operation("get", "/v1/models", "The model served", reply=ModelList),
+    Operation("get", "/v1/models/{name}", "The model served, by its name", reply=ModelCard),
+    Operation("post", "/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeReply),
+    Operation("post", "/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeReply),
+    Operation("post", "/v1/files", "Upload a file (multipart/form-data: file, purpose)", reply=replies.FileReply),
+    Operation("get", "/v1/files", "List files", reply=replies.Page[replies.FileReply], query=FilesQuery),
+    Operation("get", "/v1/files/{file_id}", "What is known of a file", reply=replies.FileReply),
+    Operation("get", "/v1/files/{file_id}/content", "A file itself", content_type="application/octet-stream"),
+    Operation("delete", "/v1/files/{file_id}", "Delete a file", reply=replies.FileDeleted),
+    Operation("post", "/v1/batches", "Run a file of requests in the background", BatchRequest, replies.BatchReply),
+    Operation("get", "/v1/batches", "List batches", reply=replies.Page[replies.BatchReply], query=BatchesQuery),
+    Operation("get", "/v1/batches/{batch_id}", "How far a batch has come", reply=replies.BatchReply),
+    Operation("post", "/v1/batches/{batch_id}/cancel", "Stop a batch", reply=replies.BatchReply),
+    Operation("get", "/health", "200 while requests can be served"),
+    Operation("get", "/ready", "The same, with how far loading has come"),
+    Operation("get", "/version", "The server's version"),
+    Operation("get", "/metrics", "Prometheus metrics", content_type="text/plain"),
+    Operation("get", "/openapi.json", "This document"),
+)
+
+
+@routes.get("/openapi.json")
+def openapi() -> Response:
+    return Response(json.dumps(document()), mimetype="application/json")
+
+
+@functools.cache
+def document() -> dict[str, Any]:
+    asked = {model for each in OPERATIONS for model in (each.request, each.query) if model}
+    told = {model for each in OPERATIONS for model in (each.reply, each.chunk) if model} | {ErrorBody}
+    names, definitions = models_json_schema(
+        [
+            *((model, "validation") for model in sorted(asked, key=lambda model: model.__name__)),
+            *((model, "serialization") for model in sorted(told, key=lambda model: model.__name__)),
+        ],
+        ref_template="#/components/schemas/{model}",
+    )
+    schemas = {model: schema for (model, _), schema in names.items()}
+    components = definitions["$defs"]
+    for model in (CompletionRequest, ChatRequest):
+        _describe(components[model.__name__]["properties"])
+    paths: dict[str, dict[str, Any]] = {}
+    for operation in OPERATIONS:
+        paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schemas, components)
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "xlaserve", "version": xlaserve.__version__},
+        "paths": paths,
+        "components": {
+            "schemas": components,
+            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+        },
+        "security": [{}, {"key": []}],
+    }
+
+
+def _describe(properties: dict[str, Any]) -> None:
+    for name, schema in properties.items():
+        is_extension = name in EXTENSIONS
+        schema["description"] = EXTENSIONS[name] if is_extension else OPENAI[name]
+        schema["x-extension"] = is_extension
+
+
+def _operation(operation: Operation, schemas: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
+    content: dict[str, Any] = {operation.content_type: {}}
+    if operation.reply:
+        content = {"application/json": {"schema": schemas[operation.reply]}}
+    if operation.chunk:
+        content["text/event-stream"] = {"schema": schemas[operation.chunk]}
+    error = {"description": "An error", "content": {"application/json": {"schema": schemas[ErrorBody]}}}
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "responses": {"200": {"description": "OK", "content": content}, "4XX": error, "5XX": error},
+    }
+    names = [part[1:-1] for part in operation.path.split("/") if part.startswith("{")]
+    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names]
+    if operation.query:
+        fields = components[operation.query.__name__]["properties"]
+        parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
+    if parameters:
+        described["parameters"] = parameters
+    if operation.request:
+        body = {"required": True, "content": {"application/json": {"schema": schemas[operation.request]}}}
+        described["requestBody"] = body
+    return described
