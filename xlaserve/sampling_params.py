@@ -94,6 +94,12 @@ class SamplingParams:
             _check("thinking_token_budget", self.thinking_token_budget, allowed, "an integer >= 0")
             _check("thinking_token_budget", self.thinking_token_budget, self.reasoning, "left out without reasoning")
 
+    @property
+    def biases(self) -> tuple[tuple[int, float], ...]:
+        """logit_bias as pairs."""
+        assert isinstance(self.logit_bias, tuple)
+        return self.logit_bias
+
     def _check_rules(self) -> None:
         """Penalties, bias and what is not allowed."""
         limit = MAX_PENALTY
@@ -104,7 +110,7 @@ class SamplingParams:
         allowed = f"a number from {low} to {high}, 1 for off"
         _check("repetition_penalty", self.repetition_penalty, _in_range(self.repetition_penalty, low, high), allowed)
         biases = self.logit_bias
-        biases = tuple(biases.items()) if isinstance(biases, Mapping) else tuple(map(tuple, biases))
+        biases = tuple(biases.items()) if isinstance(biases, Mapping) else tuple(biases)
         object.__setattr__(self, "logit_bias", biases)
         _check("logit_bias", biases, len(biases) <= MAX_BIASES, f"a mapping of {MAX_BIASES} tokens at most")
         fine = all(_is_int(token) and token >= 0 and _in_range(bias, -MAX_BIAS, MAX_BIAS) for token, bias in biases)

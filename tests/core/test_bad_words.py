@@ -26,6 +26,7 @@ def test_a_token_is_masked_where_it_would_complete_a_word(words, prompt, output)
             if not banned:
                 assert mask is None
             else:
+                assert mask is not None
                 assert mask.dtype == np.int32
                 bits = np.unpackbits(mask.view(np.uint8), bitorder="little", count=VOCAB)
                 assert np.flatnonzero(bits == 0).tolist() == sorted(banned)

@@ -1,6 +1,7 @@
 """Sampling parameters through the whole engine, on a tiny model: alone, in any batch, after preemption, in forks."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,19 +27,17 @@ def ask(llm: LLM, prompt=PROMPT, **params) -> list[int]:
 
 
 def mixed(greedy: list[int]) -> list[SamplingParams]:
-    return [
-        SamplingParams(**{"max_tokens": TOKENS, "temperature": 0.0} | params)
-        for params in (
-            {"repetition_penalty": 2.0},
-            {"seed": 99, "top_k": 1, "temperature": 1.0},
-            {"logit_bias": {greedy[0]: -100, 7: 3.5}, "logprobs": 3},
-            {"frequency_penalty": 1.5, "presence_penalty": 0.5, "seed": 3, "temperature": 1.0},
-            {"min_tokens": 12, "stop_token_ids": tuple(greedy[3:6]), "logprobs": 0},
-            {"allowed_token_ids": tuple(range(5, 60)), "seed": 4, "temperature": 1.0, "min_p": 0.05},
-            {},
-            {"repetition_penalty": 1.3, "seed": 5, "temperature": 0.8, "top_p": 0.9, "n": 3},
-        )
+    asked: list[dict[str, Any]] = [
+        {"repetition_penalty": 2.0},
+        {"seed": 99, "top_k": 1, "temperature": 1.0},
+        {"logit_bias": {greedy[0]: -100, 7: 3.5}, "logprobs": 3},
+        {"frequency_penalty": 1.5, "presence_penalty": 0.5, "seed": 3, "temperature": 1.0},
+        {"min_tokens": 12, "stop_token_ids": tuple(greedy[3:6]), "logprobs": 0},
+        {"allowed_token_ids": tuple(range(5, 60)), "seed": 4, "temperature": 1.0, "min_p": 0.05},
+        {},
+        {"repetition_penalty": 1.3, "seed": 5, "temperature": 0.8, "top_p": 0.9, "n": 3},
     ]
+    return [SamplingParams(**{"max_tokens": TOKENS, "temperature": 0.0} | params) for params in asked]
 
 
 @pytest.mark.parametrize("limits", [{}, {"scheduler__async_scheduling": "false"}, FEW_BLOCKS], ids=str)
@@ -120,8 +119,9 @@ def test_report_25_logprobs_are_the_models_own(llama):
         {"temperature": 1.0, "top_k": 2}, {"repetition_penalty": 2.0}, {"logit_bias": {3: 100}},
         {"allowed_token_ids": (5,)},
     ):  # fmt: skip
-        params = SamplingParams(**{"max_tokens": 1, "temperature": 0.0, "logprobs": 5} | options)
-        (completion,) = llama.generate([tiny_models.prompt(17)], params)
+        asked: dict[str, Any] = {"max_tokens": 1, "temperature": 0.0, "logprobs": 5} | options
+        (completion,) = llama.generate([tiny_models.prompt(17)], SamplingParams(**asked))
+        assert completion.logprobs
         entry = completion.logprobs[0]
         assert entry.logprob == pytest.approx(exact[completion.token_ids[0]], abs=1e-4)
         assert [logprob for *_, logprob in entry.top] == pytest.approx(sorted(exact)[:-6:-1], abs=1e-4)
@@ -148,10 +148,13 @@ def test_report_33_min_tokens_with_every_eos_forced(cache_dir, llama):
 def test_processed_logprobs_are_of_what_is_drawn_from(cache_dir):
     with start("llama", cache_dir, model__logprobs_mode="processed") as llm:
         for options in ({"allowed_token_ids": (5,), "temperature": 0.0}, {"top_k": 1, "temperature": 1.3}):
-            (completion,) = llm.generate([PROMPT], SamplingParams(max_tokens=3, logprobs=2, **options))
+            asked: dict[str, Any] = {"max_tokens": 3, "logprobs": 2} | options
+            (completion,) = llm.generate([PROMPT], SamplingParams(**asked))
+            assert completion.logprobs
             for entry in completion.logprobs:
                 assert entry.logprob == pytest.approx(0.0, abs=1e-6)
                 assert entry.top[1][-1] == float("-inf")
         params = SamplingParams(max_tokens=1, logprobs=2, temperature=0.0, logit_bias={3: 100, 4: 99})
         (completion,) = llm.generate([PROMPT], params)
+        assert completion.logprobs
         assert completion.logprobs[0].logprob > -0.5

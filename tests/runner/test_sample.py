@@ -1,8 +1,9 @@
 """The sample head against exact distributions and against transformers' warpers."""
 
 import functools
+from dataclasses import replace
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -46,10 +47,12 @@ def sample(
         dtypes = {name: getattr(state.sampling, name).dtype for name in of_rows}
         values = {name: jnp.broadcast_to(jnp.asarray(of_rows[name], dtypes[name]), size) for name in of_rows}
         words = jnp.stack([jnp.zeros(size, jnp.uint32), jnp.asarray(list(seeds), jnp.uint32)], axis=1)
-        state = state.replace(sampling=state.sampling.replace(seed=words, **values))
+        state = replace(state, sampling=replace(state.sampling, seed=words, **values))
     else:
         for row in range(size):
-            mine = {name: value if np.isscalar(value) else value[row] for name, value in of_rows.items()}
+            mine: dict[str, Any] = {
+                name: value if np.isscalar(value) else value[row] for name, value in of_rows.items()
+            }
             state = reset(state, ResetRow(row, ((),), seed=seeds[row], rules=rules[row], **mine))
     rows = tuple(SampleRow(i, i, 7 if positions is None else positions[i]) for i in range(size))
     command = Sample(rows, want_logprobs, tuple(masks))
@@ -65,13 +68,13 @@ def reset(state: RowState, command: ResetRow) -> RowState:
     """The command by its two programs."""
     packing = reset_packing(1, 1)
     tables, sampling = _reset(state.block_tables, state.sampling, pack_reset(packing, command), packing=packing)
-    state = state.replace(block_tables=tables, sampling=sampling)
+    state = replace(state, block_tables=tables, sampling=sampling)
     if command.rules is None:
         return state
     packing = rules_packing(state.counts.shape[1])
     packed = pack_rules(packing, command.row, command.rules)
     rules, counts = _set_rules(state.rules, state.counts, packed, packing=packing)
-    return state.replace(rules=rules, counts=counts)
+    return replace(state, rules=rules, counts=counts)
 
 
 def run(state: RowState, logits, command: Sample, *, greedy=False, processed=False):
@@ -81,12 +84,12 @@ def run(state: RowState, logits, command: Sample, *, greedy=False, processed=Fal
     packed = pack_sample(sample_packing(size), command)
     if greedy:
         output, last = compiled(jnp.eye(vocab), logits, state.last_tokens, packed)
-        return output, last, state.replace(last_tokens=last)
+        return output, last, replace(state, last_tokens=last)
     output, counts, last = compiled(
         jnp.eye(vocab), logits, state.sampling, state.rules, state.counts, state.last_tokens, packed,
         pack_masks(command, size, vocab),
     )  # fmt: skip
-    return output, last, state.replace(counts=counts, last_tokens=last)
+    return output, last, replace(state, counts=counts, last_tokens=last)
 
 
 _reset = jax.jit(reset_row, static_argnames="packing")
@@ -127,7 +130,8 @@ def test_greedy_is_argmax_in_both_programs():
 
 def test_top_k_of_one_and_a_tiny_nucleus_are_greedy():
     logits = np.random.default_rng(0).standard_normal((64, 300)).astype(np.float32)
-    for options in ({"top_k": 1}, {"top_p": 1e-6}):
+    cuts: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 1e-6}]
+    for options in cuts:
         output, _ = sample(logits, temperature=2.0, **options)
         np.testing.assert_array_equal(output.tokens, logits.argmax(-1))
 
@@ -146,7 +150,8 @@ def test_rows_of_one_batch_keep_their_own_parameters():
     options = {"temperature": [0.0, 1.0, 1.5, 1.0], "top_k": [0, 1, 0, 0], "top_p": [1.0, 1.0, 1.0, 0.3]}
     output, _ = sample(logits, seeds=[9] * 4, positions=[3] * 4, **options)
     assert output.tokens[0] == output.tokens[1] == logits[0].argmax()
-    for row, alone in ((2, {"temperature": 1.5}), (3, {"top_p": 0.3})):
+    own: dict[int, dict[str, Any]] = {2: {"temperature": 1.5}, 3: {"top_p": 0.3}}
+    for row, alone in own.items():
         solo, _ = sample(logits[:1], seeds=[9], positions=[3], **alone)
         assert output.tokens[row] == solo.tokens[0]
 
@@ -202,7 +207,7 @@ def test_logits_that_are_not_finite_are_flagged_for_their_row_alone(bad, greedy)
 
 @pytest.mark.parametrize("greedy", [True, False])
 def test_padding_rows_leave_the_last_tokens_and_the_counts_alone(greedy):
-    state = initial_row_state(3, 1, 1, 4).replace(last_tokens=jnp.array([11, 12, 13], jnp.int32))
+    state = replace(initial_row_state(3, 1, 1, 4), last_tokens=jnp.array([11, 12, 13], jnp.int32))
     rules = None if greedy else LogitRules(presence_penalty=1.0)
     for row in range(3):
         state = reset(state, ResetRow(row, ((),), 0.0, 0, 1.0, 0, rules=rules))

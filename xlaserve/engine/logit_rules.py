@@ -9,13 +9,13 @@ from xlaserve.runner.commands import LogitRules
 def logit_rules(request: Request) -> LogitRules | None:
     """None where nothing is asked for: such rows cost nothing. All tokens of the request have come back."""
     params = request.params
-    penalties = {
-        "presence_penalty": params.presence_penalty,
-        "frequency_penalty": params.frequency_penalty,
-        "repetition_penalty": params.repetition_penalty,
-    }
     rules = LogitRules(
-        bias=params.logit_bias, allowed=params.allowed_token_ids, forbidden=request.forbidden_ids, **penalties
+        bias=params.biases,
+        allowed=params.allowed_token_ids,
+        forbidden=request.forbidden_ids,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        repetition_penalty=params.repetition_penalty,
     )
     if params.min_tokens:
         first_stop = request.num_prompt_tokens + params.min_tokens

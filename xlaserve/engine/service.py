@@ -244,7 +244,7 @@ class GenerationService:
         named = {
             "prompt": prompt_ids,
             "stop_token_ids": params.stop_token_ids,
-            "logit_bias": [token for token, _ in params.logit_bias],
+            "logit_bias": [token for token, _ in params.biases],
             "allowed_token_ids": params.allowed_token_ids,
         }
         for name, ids in named.items():

@@ -3,7 +3,7 @@
 Donated arrays are rebound on the line that donates them. It knows nothing of requests, text or scheduling.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -128,12 +128,12 @@ class ModelRunner:
         packed = pack_reset(self._shapes.reset_packing, command)
         state = self._state
         tables, sampling = self.programs.reset_row(state.block_tables, state.sampling, packed)
-        self._state = state = state.replace(block_tables=tables, sampling=sampling)
+        self._state = state = replace(state, block_tables=tables, sampling=sampling)
         self._greedy[command.row] = command.temperature == 0 and command.rules is None
         if command.rules is not None:
             packed = pack_rules(self._shapes.rules_packing, command.row, command.rules)
             rules, counts = self.programs.set_rules(state.rules, state.counts, packed)
-            self._state = state.replace(rules=rules, counts=counts)
+            self._state = replace(state, rules=rules, counts=counts)
 
     def _offload(self, blocks: Blocks) -> None:
         for group, sources, slots in rounds(blocks):
@@ -162,7 +162,7 @@ class ModelRunner:
         self._hidden, self._kv_caches, tables = self.programs.bodies[bucket](
             self._params, self._kv_caches, state.block_tables, state.last_tokens, packed
         )
-        self._state = state.replace(block_tables=tables)
+        self._state = replace(state, block_tables=tables)
 
     def _sample(self, command: Sample) -> SampleFuture | BodyFuture:
         assert self._hidden is not None, "Sample before any Body"
@@ -175,13 +175,13 @@ class ModelRunner:
         state, program = self._state, self.programs.samples[size, greedy]
         if greedy:
             output, last_tokens = program(self._head_weight, self._hidden, state.last_tokens, packed)
-            self._state = state.replace(last_tokens=last_tokens)
+            self._state = replace(state, last_tokens=last_tokens)
         else:
             output, counts, last_tokens = program(
                 self._head_weight, self._hidden, state.sampling, state.rules, state.counts, state.last_tokens, packed,
                 self._masks(command, size),
             )  # fmt: skip
-            self._state = state.replace(counts=counts, last_tokens=last_tokens)
+            self._state = replace(state, counts=counts, last_tokens=last_tokens)
         for array in jax.tree.leaves(output) if command.want_logprobs else (output.tokens, output.ok):
             array.copy_to_host_async()
         return SampleFuture(output, len(command.rows), command.want_logprobs, arrivals)
