@@ -117,9 +117,8 @@ def document() -> dict[str, Any]:
 
 def _describe(properties: dict[str, Any]) -> None:
     for name, schema in properties.items():
-        is_extension = name in EXTENSIONS
-        schema["description"] = EXTENSIONS[name] if is_extension else OPENAI[name]
-        schema["x-extension"] = is_extension
+        schema["description"] = (EXTENSIONS | OPENAI).get(name, "")
+        schema["x-extension"] = name in EXTENSIONS
 
 
 def _operation(operation: Operation, schemas: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
