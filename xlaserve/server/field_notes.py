@@ -23,6 +23,7 @@ OPENAI = {
     "tools": "Functions that the model may call.",
     "tool_choice": "none, auto, required, or one function.",
     "parallel_tool_calls": "false: one call at most. Only with tools.",
+    "echo": "true: the text begins with the prompt.",
     "response_format": "text, json_object, or json_schema with a schema that the output keeps to.",
     "stream": "Server-sent events instead of one object; default false.",
     "stream_options": "include_usage: a last chunk with the usage. continuous_usage_stats (extension, with "
@@ -61,7 +62,6 @@ EXTENSIONS = {
     "guided_regex": "As structured_outputs.regex.",
     "guided_choice": "As structured_outputs.choice.",
     "guided_grammar": "As structured_outputs.grammar.",
-    "echo": "true: the text begins with the prompt.",
     "prompt_logprobs": "Alternatives for each token of the prompt.",
     "include_reasoning": "false: reasoning is left out of the answer. Default true.",
     "thinking_token_budget": "Tokens of reasoning at most.",
