@@ -18,6 +18,7 @@ LAYERS = {
     "xlaserve_kernels": 0,
     "xlaserve.errors": 1,
     "xlaserve.config": 1,
+    "xlaserve.grammar": 1,
     "xlaserve.sampling_params": 1,
     "xlaserve.scheduling_params": 1,
     "xlaserve.sharding": 1,

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from xlaserve.errors import InvalidRequest
+from xlaserve.grammar import Grammar
 
 MAX_LOGPROBS = 20  # OpenAI's limit; what the device returns of each token
 MAX_BEAM_WIDTH = 10  # each beam needs as many alternatives, and one for each token that ends it
@@ -37,6 +38,9 @@ class SamplingParams:
     skip_special_tokens, spaces_between_special_tokens: see `make_detokenizer`. include_stop_str_in_output: text ends
     with the stop string, or with the token, that ended it.
     reasoning: the output may begin with <think>...</think>, of thinking_token_budget tokens at most; None = no limit.
+    grammar: what the output must look like, after any reasoning; EOS comes when it is complete. With ignore_eos it
+    comes only when the grammar allows nothing else. Not with what could leave it no token: min_tokens,
+    allowed_token_ids, bad_words.
     """
 
     n: int = 1
@@ -62,6 +66,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     reasoning: bool = False
     thinking_token_budget: int | None = None
+    grammar: Grammar | None = None
 
     def __post_init__(self):
         _check("n", self.n, _is_int(self.n) and 1 <= self.n <= MAX_CHOICES, f"an integer from 1 to {MAX_CHOICES}")
@@ -127,6 +132,9 @@ class SamplingParams:
         _check("min_tokens", self.min_tokens, _is_int(self.min_tokens) and self.min_tokens >= 0, "an integer >= 0")
         fine = self.max_tokens is None or self.min_tokens <= self.max_tokens
         _check("min_tokens", self.min_tokens, fine, f"at most max_tokens ({self.max_tokens})")
+        if self.grammar is not None:
+            for name in ("min_tokens", "allowed_token_ids", "bad_words"):
+                _check(name, getattr(self, name), not getattr(self, name), f"left out beside {self.grammar.param}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from xlaserve.core.request import Request
 from xlaserve.engine.bad_words import bad_word_ids
 from xlaserve.engine.beam_search import BeamAnswer, BeamSearch
 from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
+from xlaserve.engine.grammar.compiler import GrammarCompiler
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
@@ -64,6 +65,7 @@ class GenerationService:
         self.tokenizer = tokenizer
         self.metrics = EngineMetrics(info.name, engine, compiled=compiled, cache_hits=cache_hits)
         self._scheduler = engine.scheduler
+        self._grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_ids)
         self._loop = EngineLoop(
             engine,
             self.metrics,
@@ -198,9 +200,11 @@ class GenerationService:
             message = "priority has no effect on this server: its scheduler.policy is not 'priority'. Leave it out."
             raise InvalidRequest(message, param="priority")
         bad_words = bad_word_ids(self.tokenizer, params.bad_words, self.info.vocab_size)
-        eos_ids = frozenset() if params.ignore_eos else self.info.eos_ids
+        eos_ids = frozenset() if params.ignore_eos and params.grammar is None else self.info.eos_ids
         limit = min(self.info.max_model_len, self.info.max_request_tokens)
         constraint = None
+        if params.grammar is not None:
+            constraint = self._grammars.constraint(params.grammar, more=params.ignore_eos)
         if params.reasoning:
             budget = params.thinking_token_budget
             constraint = with_reasoning(

@@ -29,19 +29,12 @@ class Unsupported:
 
 _ONE_CHOICE = "use n"
 _USE_TOOLS = "use tools and tool_choice"
-_NO_GRAMMAR = "output cannot be constrained yet; leave it out"
 _TEXT_ONLY = "this server takes and returns text only; leave it out"
 
 _COMMON = {
     "echo": Unsupported(False, advice="the prompt is not repeated in the answer; leave it out"),
     "store": Unsupported(False, advice="answers are not stored; leave it out"),
     "service_tier": Unsupported("auto", advice="there is one tier; leave it out"),
-    "response_format": Unsupported({"type": "text"}, advice=_NO_GRAMMAR),
-    "structured_outputs": Unsupported(advice=_NO_GRAMMAR),
-    "guided_json": Unsupported(advice=_NO_GRAMMAR),
-    "guided_regex": Unsupported(advice=_NO_GRAMMAR),
-    "guided_choice": Unsupported(advice=_NO_GRAMMAR),
-    "guided_grammar": Unsupported(advice=_NO_GRAMMAR),
     "prompt_logprobs": Unsupported(),
     "prompt_embeds": Unsupported(advice="send text or token ids"),
     "logits_processors": Unsupported([]),

@@ -4,9 +4,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from xlaserve.grammar import Grammar
 from xlaserve.sampling_params import TEXT_OPTIONS, BeamSearchParams, SamplingParams
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server.protocol.strict import Strict
+from xlaserve.server.protocol.structured import GuidedJson, ResponseFormat, StructuredOutputs, the_grammar
 
 REQUEST_ID = r"^[!-~]{1,128}$"
 
@@ -87,6 +89,12 @@ class GenerationRequest(Strict):
     skip_special_tokens: bool = True  # extension
     spaces_between_special_tokens: bool = True  # extension
     include_stop_str_in_output: bool = False  # extension
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None  # extension, as the next four, which are its older names
+    guided_json: GuidedJson | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     use_beam_search: bool = False  # extension
     beam_width: int | None = None  # extension
     length_penalty: float | None = None  # extension
@@ -136,6 +144,8 @@ class GenerationRequest(Strict):
         for name, neutral in _WITHOUT_BEAMS.items():
             if getattr(self, name) not in (None, *neutral):
                 raise ValueError(f"{name}: has no effect with use_beam_search; leave it out")
+        if grammar := self.grammar:
+            raise ValueError(f"{grammar.param}: not allowed with use_beam_search")
         return self
 
     @property
@@ -149,6 +159,18 @@ class GenerationRequest(Strict):
     @property
     def wants_logprobs(self) -> bool:
         raise NotImplementedError
+
+    @property
+    def grammar(self) -> Grammar | None:
+        """What the output must look like. Raises InvalidRequest when more than one field says so."""
+        return the_grammar(
+            self.response_format,
+            self.structured_outputs,
+            json=self.guided_json,
+            regex=self.guided_regex,
+            choice=self.guided_choice,
+            grammar=self.guided_grammar,
+        )
 
     def scheduling_params(self, tenant: str) -> SchedulingParams:
         return SchedulingParams(
@@ -169,4 +191,4 @@ class GenerationRequest(Strict):
         asked = {name: getattr(self, name) for name in (*_WITH_DEFAULTS, *_WITHOUT_DEFAULTS)}
         chosen = defaults | {name: value for name, value in asked.items() if value is not None}
         chosen["bad_words"] = tuple(self.bad_words)
-        return SamplingParams(**chosen, seed=self.seed, stop=tuple(self.stop), **fields)
+        return SamplingParams(**chosen, seed=self.seed, stop=tuple(self.stop), grammar=self.grammar, **fields)
