@@ -17,8 +17,6 @@ OPENAI = {
     "logit_bias": "Token id (written as a string) to a number from -100 to 100, added to its logit.",
     "seed": "An integer of 64 bits: the same request gives the same answer. Default: drawn afresh.",
     "stop": f"A string or up to {MAX_STOP_STRINGS}, none empty: the text ends before the first that appears.",
-    "response_format": '{"type": "text"}, {"type": "json_object"}, {"type": "json_schema", "json_schema": {"schema": '
-    '...}}, or vLLM\'s "structural_tag": what the whole output looks like (docs/structured.md).',
     "logprobs": "Completions: 0 to 5 alternatives for each token. Chat: true for the logprob of each token. They are "
     "the model's own, whatever the sampling.",
     "top_logprobs": f"0 to {MAX_LOGPROBS} alternatives for each token; with logprobs only.",
@@ -42,11 +40,6 @@ EXTENSIONS = {
     "min_tokens": "0 or more: nothing ends the output before so many tokens.",
     "stop_token_ids": "Token ids that end the output, like EOS.",
     "ignore_eos": "true: EOS does not end the output.",
-    "structured_outputs": "One of json, json_object, regex, choice, grammar, structural_tag (docs/structured.md).",
-    "guided_json": "As structured_outputs.json: a schema, or its text.",
-    "guided_regex": "As structured_outputs.regex.",
-    "guided_choice": "As structured_outputs.choice: a list of strings.",
-    "guided_grammar": "As structured_outputs.grammar: Lark, or GBNF.",
     "skip_special_tokens": "false: special tokens show in the text. Default true.",
     "spaces_between_special_tokens": "false: none between added tokens, where the tokenizer puts one. Default true.",
     "include_stop_str_in_output": "true: the text ends with what has ended it, stop string or token.",
