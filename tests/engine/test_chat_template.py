@@ -66,6 +66,39 @@ def test_a_final_message_that_is_not_shown_cannot_be_continued():
     assert caught.value.param == "continue_final_message"
 
 
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {"é": {}}}}}]
+WITH_TOOLS = """{%- if tools %}{% for tool in tools %}{{ tool | tojson }}
+{{ tool.function.parameters | tojson(indent=2) }}
+{% endfor %}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"""
+
+
+@pytest.mark.parametrize("tools", [TOOLS, None])
+def test_tools_are_rendered_as_transformers_does(tools):
+    (expected,), _ = render_jinja_template([USER], tools=tools, chat_template=WITH_TOOLS, add_generation_prompt=True)
+    template = ChatTemplate(WITH_TOOLS, VARIABLES)
+    assert template.render(USER, add_generation_prompt=True, tools=tools) == expected
+    assert ("properties" in expected) is (tools is not None)
+
+
+@pytest.mark.parametrize(
+    ("source", "takes_tools"),
+    [
+        (WITH_TOOLS, True),
+        ("{% set tools = [] %}{{ messages[0].tools }}", False),
+        (CHATML, False),
+        ("{% macro m() %}{{ tools }}{% endmacro %}{{ m() }}", True),
+    ],
+)
+def test_whether_a_template_has_a_place_for_tools(source, takes_tools):
+    template = ChatTemplate(source, VARIABLES)
+    if takes_tools:
+        template.render(USER, add_generation_prompt=True, tools=TOOLS)
+    else:
+        with pytest.raises(InvalidRequest, match="no place for tools") as caught:
+            template.render(USER, add_generation_prompt=True, tools=TOOLS)
+        assert caught.value.param == "tools"
+
+
 def test_a_null_field_is_a_missing_field():
     source = "{% for m in messages %}{{ m.content if m.content is defined else '-' }}{% endfor %}"
     assert render(source, [{"role": "assistant", "content": None}]) == "-"
