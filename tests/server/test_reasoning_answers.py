@@ -17,8 +17,8 @@ def thinking(make_live):
 
     def make(script: bytes, *, opens: bool = False, **toy):
         tokenizer = toys.byte_level_tokenizer(template=TEMPLATE + ("<think>{{ '\\n' }}" if opens else ""))
-        options = {"tool_parser": "hermes", "max_model_len": 1000, "num_blocks": (1000,), "thinks": True} | toy
-        return make_live(script, tokenizer=tokenizer, **options)
+        options = {"tokenizer": tokenizer, "tool_parser": "hermes", "thinks": True} | toy
+        return make_live(script, **{"max_model_len": 1000, "num_blocks": (1000,)} | options)
 
     return make
 
@@ -122,3 +122,17 @@ def test_a_model_that_does_not_think_has_no_budget(thinking):
 def test_a_beam_search_has_no_budget(thinking):
     answer = thinking(b"x").chat(thinking_token_budget=3, use_beam_search=True)
     assert (answer.status, answer.error["param"]) == (400, "thinking_token_budget")
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_what_rules_the_answer_begins_after_the_reasoning(thinking, opens):
+    vocabulary = toys.byte_level_vocabulary(template=TEMPLATE + ("<think>" if opens else ""))
+    vocabulary.backend.add_tokens(["<think>", "</think>"])
+    tokenizer = toys.as_tokenizer(vocabulary)
+    script = [*tokenizer.encode(("" if opens else "<think>") + "I would rather not.</think>"), *b"No."]
+    server = thinking(script, tokenizer=tokenizer, next_token=None, answer=[*script, *tokenizer.eos_ids])
+    message, reason = both(server, tools=TOOLS, tool_choice="required")
+    assert (message["reasoning_content"], message["content"], reason) == ("I would rather not.", None, "tool_calls")
+    message, reason = both(server, response_format={"type": "json_object"}, max_tokens=60)
+    assert message["reasoning_content"] == "I would rather not."
+    assert message["content"].startswith("{")

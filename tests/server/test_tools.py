@@ -1,20 +1,29 @@
 """Tools in chat completions: what is taken, what the model is shown, and how its calls are answered."""
 
 import json
+from collections.abc import Sequence
 
+import jsonschema
 import openai
 import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from tests import toys
 from tests.server.test_protocol import chat
+from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
 
 TEMPLATE = (
     "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
 )
-FUNCTION = {"name": "get_weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}
+CITIES = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Oslo", "Rome"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+FUNCTION = {"name": "get_weather", "parameters": CITIES}
 TOOLS = [{"type": "function", "function": FUNCTION}, {"type": "function", "function": {"name": "now"}}]
 CALL = b'<tool_call>\n{"name": "get_weather", "arguments": {"city": "Oslo"}}\n</tool_call>'
 TWO_CALLS = CALL + b'\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
@@ -25,13 +34,25 @@ OTHER_FORMS = {
 }
 
 
+def saying(tokenizer: Tokenizer, script: bytes):
+    """Means to say `script`, and goes on at the same length where it was made to say something else."""
+
+    def next_token(context: Sequence[int]) -> int:
+        said = tokenizer.decode(context).rpartition("[assistant]")[2].encode()
+        return script[len(said)] if len(said) < len(script) else min(tokenizer.eos_ids)
+
+    return next_token
+
+
 @pytest.fixture
 def answering(make_live):
     """answering(script, **toy): a server whose model writes calls as hermes models do."""
 
-    def make(script: bytes, **toy):
-        options = {"tool_parser": "hermes", "max_model_len": 1000, "num_blocks": (1000,)} | toy
-        options.setdefault("tokenizer", toys.byte_level_tokenizer(template=TEMPLATE))
+    def make(script: bytes | Sequence[int], **toy):
+        options = {"tool_parser": "hermes", "max_model_len": 2000, "num_blocks": (1000,)} | toy
+        tokenizer = options.setdefault("tokenizer", toys.byte_level_tokenizer(template=TEMPLATE))
+        if isinstance(script, bytes):
+            options["next_token"] = saying(tokenizer, script)
         return make_live(script, **options)
 
     return make
@@ -233,9 +254,6 @@ def tool(**function) -> dict:
         ("tools", {"tools": [tool(parameters="x")]}),
         ("tools", {"tools": [tool(strict=1)]}),
         ("tools", {"tools": [tool(unknown=1)]}),
-        ("tools", {"tools": [tool(strict=True)]}),
-        ("tool_choice", {"tools": [tool()], "tool_choice": "required"}),
-        ("tool_choice", {"tools": [tool()], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
         ("tool_choice", {"tools": [tool()], "tool_choice": "any"}),
         ("tool_choice", {"tools": [tool()], "tool_choice": "f"}),
         ("tool_choice", {"tools": [tool()], "tool_choice": {"type": "function"}}),
@@ -261,16 +279,104 @@ def test_names_that_openai_takes():
     assert chat(tools=[]).offered_tools == []
 
 
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+STRICT = [{"type": "function", "function": FUNCTION | {"strict": True}}, TOOLS[1]]
+
+
 @pytest.mark.parametrize(
     ("script", "choice", "expected"),
     [
+        (CALL, None, (1, "tool_calls")),
         (CALL, "auto", (1, "tool_calls")),
         (b"hello", "auto", (0, "stop")),
         (CALL, "none", (0, "stop")),
         (b"hello", "none", (0, "stop")),
+        (CALL, "required", (1, "tool_calls")),
+        (b"hello", "required", (1, "tool_calls")),
+        (CALL, NAMED, (1, "stop")),
+        (b"hello", NAMED, (1, "stop")),
     ],
+    ids=str,
 )
 def test_report_84_tool_choice_and_finish_reason(answering, script, choice, expected):
     message, reason = both(answering(script), tools=TOOLS, tool_choice=choice)
     assert (len(message.get("tool_calls", ())), reason) == expected
     assert message.get("tool_calls") != []
+    if choice in ("required", NAMED):
+        assert message["content"] is None
+
+
+@pytest.mark.parametrize("choice", ["auto", "required", "none"])
+def test_report_84_a_choice_without_tools_or_of_an_unknown_one(answering, choice):
+    server = answering(CALL)
+    for fields in ({"tool_choice": choice}, {"tool_choice": NAMED}, {"tools": [tool()], "tool_choice": NAMED}):
+        for stream in (False, True):
+            answer = server.chat(stream=stream, **fields)
+            if fields["tool_choice"] == "none":  # which is how it is without tools
+                assert answer.status == 200
+            else:
+                assert (answer.status, answer.error["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("form", ["hermes", *OTHER_FORMS])
+@pytest.mark.parametrize("choice", ["required", NAMED], ids=["required", "named"])
+def test_a_call_that_must_be_made_is_well_formed_whatever_the_model_says(answering, form, choice):
+    message, _ = both(answering(b"I would rather not.", tool_parser=form), tools=TOOLS, tool_choice=choice)
+    assert message["tool_calls"]
+    for name, arguments in functions(message):
+        jsonschema.validate(json.loads(arguments), CITIES if name == "get_weather" else {"maxProperties": 0})
+        assert choice == "required" or name == "get_weather"
+    assert message["content"] is None
+
+
+def test_several_calls_that_must_be_made(answering):
+    server = answering(TWO_CALLS)
+    message, reason = both(server, tools=TOOLS, tool_choice="required")
+    assert (functions(message), reason) == ([("get_weather", '{"city": "Oslo"}'), ("now", "{}")], "tool_calls")
+    message, reason = both(server, tools=TOOLS, tool_choice="required", parallel_tool_calls=False)
+    assert (functions(message), reason) == ([("get_weather", '{"city": "Oslo"}')], "tool_calls")
+    message, reason = both(server, tools=TOOLS, tool_choice=NAMED)
+    assert (functions(message), reason) == ([("get_weather", '{"city": "Oslo"}')], "stop")
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
+def test_calls_of_strict_functions_keep_to_their_schema_and_text_is_free(answering, form):
+    script = (CALL if form == "hermes" else OTHER_FORMS[form]).replace(b"Oslo", b"Paris")
+    template = TEMPLATE + ("{{ '' if true else '[ARGS]' }}" if form == "mistral" else "")
+    options = {"tool_parser": form, "tokenizer": toys.byte_level_tokenizer(template=template)}
+    message, reason = both(answering(script, **options), tools=TOOLS)
+    assert functions(message) == [("get_weather", '{"city": "Paris"}')]
+    message, reason = both(answering(script, **options), tools=STRICT)
+    ((name, arguments),) = functions(message)
+    assert (name, reason) == ("get_weather", "tool_calls")
+    jsonschema.validate(json.loads(arguments), CITIES)
+    message, reason = both(answering(b"It rains.", **options), tools=STRICT)
+    assert (message["content"], reason) == ("It rains.", "stop")
+
+
+def test_strict_pythonic_calls_are_refused_unless_one_must_be_made(answering):
+    server = answering(b"x", tool_parser="pythonic")
+    error = server.chat(tools=STRICT).error
+    assert error["param"] == "tools"
+    assert "strict" in error["message"]
+    assert server.chat(tools=STRICT, tool_choice="required").status == 200
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [{"type": "string"}, {"type": "object", "properties": {"a": {"$ref": "#/nowhere"}}}, {"properties": {"a": 1}}],
+    ids=str,
+)
+def test_a_schema_that_cannot_be_kept_to_is_refused(answering, parameters):
+    answer = answering(b"x").chat(tools=[tool(parameters=parameters)], tool_choice="required")
+    assert (answer.status, answer.error["param"]) == (400, "tools")
+
+
+def test_what_does_not_go_with_a_call_is_refused(answering):
+    server = answering(CALL)
+    answer = server.chat(tools=TOOLS, response_format={"type": "json_object"})
+    assert (answer.status, answer.error["param"]) == (400, "response_format")
+    fields = {"response_format": {"type": "json_object"}, "max_tokens": 5}
+    assert server.chat(tools=TOOLS, tool_choice="none", **fields).status == 200
+    answer = server.chat(tools=TOOLS, tool_choice="required", use_beam_search=True)
+    assert (answer.status, answer.error["param"]) == (400, "tool_choice")

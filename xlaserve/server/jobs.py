@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from xlaserve.engine.generations import Generations, Params, collect
 from xlaserve.scheduling_params import SchedulingParams
-from xlaserve.server.chat_answer import AnswerForm
+from xlaserve.server.answer_form import AnswerForm
 from xlaserve.server.http import check_model
 from xlaserve.server.protocol.chat import ChatRequest, parse_chat
 from xlaserve.server.protocol.completion import CompletionRequest, parse_completion

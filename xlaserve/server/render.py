@@ -21,7 +21,7 @@ from xlaserve.server.responses import (
 if TYPE_CHECKING:
     from xlaserve.engine.completion import Completion
     from xlaserve.engine.output_processor import TextDelta
-    from xlaserve.server.chat_answer import AnswerForm
+    from xlaserve.server.answer_form import AnswerForm
     from xlaserve.server.protocol.generation import GenerationRequest
 
 

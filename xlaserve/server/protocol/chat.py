@@ -54,10 +54,6 @@ class ChatRequest(GenerationRequest):
             raise ValueError("tool_choice: only allowed when tools are specified")
         if not names and self.parallel_tool_calls is not None:
             raise ValueError("parallel_tool_calls: only allowed when tools are specified")
-        if self.tool_choice not in (None, "none", "auto"):
-            raise ValueError('tool_choice: output cannot be constrained yet; only "auto" and "none" are accepted')
-        if any(tool.function.strict for tool in self.tools or ()):
-            raise ValueError("tools: output cannot be constrained yet; leave strict out")
         return self
 
     @property
