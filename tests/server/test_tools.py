@@ -329,6 +329,21 @@ def test_a_call_that_must_be_made_is_well_formed_whatever_the_model_says(answeri
     assert message["content"] is None
 
 
+def test_a_call_that_must_be_made_has_its_marks_as_special_tokens(answering):
+    vocabulary = toys.byte_level_vocabulary(template=TEMPLATE + "{{ '' if true else '[ARGS]' }}")
+    vocabulary.backend.add_special_tokens(["[TOOL_CALLS]", "[ARGS]"])
+    tokenizer = toys.as_tokenizer(vocabulary)
+    server = answering(b"I would rather not.", tokenizer=tokenizer, tool_parser="mistral")
+    fields = {"tools": TOOLS, "tool_choice": NAMED}
+    message, reason = both(server, **fields)
+    ((_, arguments),) = functions(message)
+    jsonschema.validate(json.loads(arguments), CITIES)
+    assert (message["content"], reason) == (None, "stop")
+    ids = server.chat(return_token_ids=True, **fields).json["choices"][0]["token_ids"]
+    assert ids[0] == tokenizer.special_id("[TOOL_CALLS]")
+    assert tokenizer.special_id("[ARGS]") in ids
+
+
 def test_several_calls_that_must_be_made(answering):
     server = answering(TWO_CALLS)
     message, reason = both(server, tools=TOOLS, tool_choice="required")

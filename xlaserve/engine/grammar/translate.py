@@ -9,6 +9,7 @@ reads {"kind": ..., "text": ...} and writes {"grammar": ...} or {"error": ...}.
 """
 
 import json
+import re
 import resource
 import sys
 import urllib.parse
@@ -202,6 +203,9 @@ def answer(asked: dict[str, Any], limits: dict[str, Any]) -> dict[str, str]:
     return {"error": " ".join(error.split())[:MAX_MESSAGE]} if error else {"grammar": translated}
 
 
+_TOKEN_IDS = re.compile(r"<\[[\d,-]+\]>")
+
+
 class Bytes:
     """A vocabulary of bytes and an EOS, as llguidance's TokenizerWrapper wants it."""
 
@@ -217,6 +221,7 @@ def _try(grammar: str, limits: dict[str, Any]) -> str:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
     from llguidance._tokenizer import TokenizerWrapper
 
+    grammar = _TOKEN_IDS.sub(f"<[{Bytes.eos_token_id}]>", grammar)  # the ids are of the model's vocabulary
     matcher = LLMatcher(LLTokenizer(TokenizerWrapper(Bytes())), grammar, log_level=0, limits=LLParserLimits(**limits))
     if not matcher.is_error():
         matcher.compute_bitmask()
