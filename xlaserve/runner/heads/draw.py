@@ -119,7 +119,8 @@ def _candidates(blocks: Array, peaks: Array) -> tuple[Array, Array]:
     num_rows, num_blocks, _ = blocks.shape
     _, order = lax.top_k(peaks, min(CANDIDATES, num_blocks))
     best_blocks = jnp.take_along_axis(blocks, order[:, :, None], axis=1).reshape(num_rows, -1)
-    values, places = lax.top_k(best_blocks, CANDIDATES)
+    # Slices of the values must not meet the top_k: XLA's CPU backend would know it no more, and sort all.
+    values, places = lax.optimization_barrier(lax.top_k(best_blocks, CANDIDATES))
     return values, (jnp.take_along_axis(order, places // LANES, axis=1) * LANES + places % LANES).astype(jnp.int32)
 
 
