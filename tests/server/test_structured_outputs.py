@@ -52,7 +52,9 @@ def toy(make_live):
     return make_live(next_token=None, max_model_len=700, num_blocks=(600,))
 
 
-@pytest.mark.parametrize(("fields", "holds"), FIELDS, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize(
+    ("fields", "holds"), FIELDS, ids=lambda value: value.__name__ if callable(value) else str(value)[:50]
+)
 @pytest.mark.parametrize("send", ["complete", "chat"])
 def test_the_answer_is_as_asked(toy, send, fields, holds):
     texts = set()
