@@ -260,8 +260,9 @@ def test_a_wrong_eos_is_named(value):
 
 def test_sampling_defaults_are_what_the_file_says():
     assert sampling_defaults({}) == {}
-    assert sampling_defaults({"do_sample": True, "top_p": None, "repetition_penalty": 1.1}) == {}
-    for found in ({"temperature": 0.6, "top_k": 1, "top_p": 0.9}, {"top_k": 0}):
+    assert sampling_defaults({"do_sample": True, "top_p": None, "no_repeat_ngram_size": 3}) == {}
+    rules = {"repetition_penalty": 1.1, "min_p": 0.05}
+    for found in ({"temperature": 0.6, "top_k": 1, "top_p": 0.9}, {"top_k": 0}, rules):
         assert sampling_defaults(found | {"do_sample": False, "max_length": 20}) == found
 
 
