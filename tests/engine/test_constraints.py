@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.small_engines import SMALL_ENGINES
 from tests.engine.test_llm_engine import (
     BOTH_CLOCKS,
     VOCAB,
@@ -206,12 +207,7 @@ def test_a_failed_step_takes_nothing_from_the_state(where, async_scheduling):
         min_size=1,
         max_size=8,
     ),
-    aborted=st.sets(st.integers(0, 7), max_size=2),
-    num_blocks=st.integers(9, 14),
-    rows=st.integers(1, 5),
-    budget=st.sampled_from([1, 3, 8, 17]),
-    async_scheduling=st.booleans(),
-    fail_at=st.sets(st.tuples(st.sampled_from(["body", "sample", "result"]), st.integers(0, 30)), max_size=2),
+    **SMALL_ENGINES,
 )
 def test_every_token_keeps_to_its_constraint(asked, aborted, num_blocks, rows, budget, async_scheduling, fail_at):
     """Whatever the pool, the chunks, the batch-mates, forks, preemptions, aborts and failed steps."""

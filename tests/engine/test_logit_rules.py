@@ -5,6 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.small_engines import SMALL_ENGINES
 from tests.engine.test_llm_engine import (
     BOTH_CLOCKS,
     Collected,
@@ -75,12 +76,7 @@ def test_report_33_min_tokens_holds_back_all_that_stops(stop_ids, async_scheduli
         min_size=1,
         max_size=8,
     ),
-    aborted=st.sets(st.integers(0, 7), max_size=2),
-    num_blocks=st.integers(9, 14),
-    rows=st.integers(1, 5),
-    budget=st.sampled_from([1, 3, 8, 17]),
-    async_scheduling=st.booleans(),
-    fail_at=st.sets(st.tuples(st.sampled_from(["body", "sample", "result"]), st.integers(0, 30)), max_size=2),
+    **SMALL_ENGINES,
 )
 def test_report_32_rules_hold_and_tokens_are_counted_in_any_batch(
     asked, aborted, num_blocks, rows, budget, async_scheduling, fail_at

@@ -24,7 +24,9 @@ class JsonScanner:
         """Reads on from text[at]; the index of the first character that is not part of the value, or len(text)."""
         while at < len(text) and not (self.is_done or self.is_broken):
             if self._read == self._string:
-                at = _PLAIN.match(text, at).end()  # type: ignore[union-attr]  # it matches nothing, too
+                plain = _PLAIN.match(text, at)
+                assert plain is not None  # it matches nothing, too
+                at = plain.end()
                 if at == len(text):
                     break
             at += self._read(text[at])

@@ -1,6 +1,6 @@
 """Draws a token of each row from its logits: temperature, top_k, top_p and min_p, in transformers' order.
 
-Nothing is sorted. The vocabulary is read in blocks of LANES entries, whose maxima and sums are enough to find the best
+The vocabulary is never sorted. It is read in blocks of LANES entries, whose maxima and sums are enough to find the best
 token, to draw from the whole, and to find the CANDIDATES best. What is cut more widely than those are is cut by
 bisection over the logits' bits. Whether a row needs that is its own affair: what it draws does not depend on others.
 """
