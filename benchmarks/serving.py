@@ -12,17 +12,13 @@ import argparse
 import asyncio
 import json
 import re
-import socket
 import subprocess
 import sys
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.load import Load, run
+from benchmarks.server import get, serving
 
 LOADS = {
     "c=1": Load(num_requests=10, concurrency=1),
@@ -31,59 +27,12 @@ LOADS = {
     "mixed lengths, c=16": Load(num_requests=48, concurrency=16, mixed=True),
 }
 COLUMNS = ("tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "ok", "compiled")
-READY_SECONDS = 900.0
-_SERVE = "from xlaserve.cli.main import main; main(prog_name='xlaserve')"
 _COMPILATIONS = re.compile(rb"^xlaserve:compilations_total\{.*\} (\S+)$", re.MULTILINE)
-
-
-@contextmanager
-def serving(arguments: list[str]) -> Iterator[str]:
-    """`xlaserve serve ARGUMENTS` on a free port, ready; yields its URL. Its start-up shows on stderr."""
-    with serving_process(arguments) as (url, _):
-        yield url
-
-
-@contextmanager
-def serving_process(arguments: list[str]) -> Iterator[tuple[str, int]]:
-    """The same, with the id of its process."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = sock.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", _SERVE, "serve", *arguments, "--port", str(port)])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_ready(process, url)
-        yield url, process.pid
-    finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-
-
-def _wait_until_ready(process: subprocess.Popen, url: str) -> None:
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise SystemExit(f"the server ended with exit code {process.returncode}")
-        try:
-            _get(f"{url}/ready")
-        except urllib.error.URLError:  # not bound yet, or 503
-            time.sleep(0.2)
-        else:
-            return
-    raise SystemExit(f"the server was not ready after {READY_SECONDS:.0f} s")
-
-
-def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=10) as response:
-        return response.read()
 
 
 def measure(url: str) -> Iterator[dict[str, Any]]:
     """One row per load."""
-    model = json.loads(_get(f"{url}/v1/models"))["data"][0]["id"]
+    model = json.loads(get(f"{url}/v1/models"))["data"][0]["id"]
     for name, load in LOADS.items():
         before = _compilations(url)
         row = asyncio.run(run(url, model, load))
@@ -93,7 +42,7 @@ def measure(url: str) -> Iterator[dict[str, Any]]:
 
 
 def _compilations(url: str) -> int:
-    return sum(int(float(count)) for count in _COMPILATIONS.findall(_get(f"{url}/metrics")))
+    return sum(int(float(count)) for count in _COMPILATIONS.findall(get(f"{url}/metrics")))
 
 
 def measure_peer() -> Iterator[dict[str, Any]]:

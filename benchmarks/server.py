@@ -1,0 +1,58 @@
+"""A server for a benchmark: `xlaserve serve` in a process of its own, on a free port."""
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+READY_SECONDS = 900.0
+_SERVE = "from xlaserve.cli.main import main; main(prog_name='xlaserve')"
+
+
+@contextmanager
+def serving(arguments: list[str]) -> Iterator[str]:
+    """`xlaserve serve ARGUMENTS` on a free port, ready; yields its URL. Its start-up shows on stderr."""
+    with serving_process(arguments) as (url, _):
+        yield url
+
+
+@contextmanager
+def serving_process(arguments: list[str]) -> Iterator[tuple[str, int]]:
+    """The same, with the id of its process."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port = sock.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", _SERVE, "serve", *arguments, "--port", str(port)])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_until_ready(process, url)
+        yield url, process.pid
+    finally:
+        process.terminate()
+        try:
+            process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def _wait_until_ready(process: subprocess.Popen, url: str) -> None:
+    deadline = time.monotonic() + READY_SECONDS
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise SystemExit(f"the server ended with exit code {process.returncode}")
+        try:
+            get(f"{url}/ready")
+        except urllib.error.URLError:  # not bound yet, or 503
+            time.sleep(0.2)
+        else:
+            return
+    raise SystemExit(f"the server was not ready after {READY_SECONDS:.0f} s")
+
+
+def get(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as response:
+        return response.read()
