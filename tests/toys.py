@@ -37,7 +37,7 @@ def byte_level_vocabulary(*, add_bos: bool = False, template: str | None = None)
     backend = Backend(models.BPE(vocab=vocab, merges=merges))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
     backend.decoder = decoders.ByteLevel()
-    return _finish(backend, add_bos, template)
+    return with_named_tokens(backend, add_bos, template)
 
 
 def sentencepiece_vocabulary(
@@ -60,10 +60,11 @@ def sentencepiece_vocabulary(
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
         steps.append(decoders.Strip(" ", 1, 0))
     backend.decoder = decoders.Sequence(steps)
-    return _finish(backend, add_bos, template)
+    return with_named_tokens(backend, add_bos, template)
 
 
-def _finish(backend: Backend, add_bos: bool, template: str | None) -> Vocabulary:
+def with_named_tokens(backend: Backend, add_bos: bool, template: str | None) -> Vocabulary:
+    """Adds <s> and </s>, which are special."""
     backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in ("<s>", "</s>")])
     if add_bos:
         add_around_text(backend, "<s>", None)

@@ -47,9 +47,16 @@ def _as_token_biases(value: Any) -> Any:
     return {int(token): bias for token, bias in value.items()}
 
 
+def _true_or_false(value: Any) -> Any:
+    """To a Literal, 0 is False."""
+    if not isinstance(value, bool):
+        raise ValueError("must be true or false")
+    return value
+
+
 class StreamOptions(Strict):
     include_usage: bool | None = None
-    include_obfuscation: Literal[False] | None = None
+    include_obfuscation: Annotated[Literal[False], BeforeValidator(_true_or_false)] | None = None
     continuous_usage_stats: bool | None = None  # extension
 
     @model_validator(mode="after")
