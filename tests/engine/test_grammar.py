@@ -8,11 +8,13 @@ from itertools import product
 
 import numpy as np
 import pytest
+from llguidance import LLMatcher, LLParserLimits
 
 from tests.toys import byte_level_tokenizer, byte_tokenizer, sentencepiece_tokenizer
 from xlaserve.core.constraint import ConstraintFailed
 from xlaserve.engine.grammar import check
 from xlaserve.engine.grammar.compiler import GrammarCompiler
+from xlaserve.engine.grammar.constraint import make_mask
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest, Overloaded
 from xlaserve.grammar import MAX_GRAMMAR_BYTES, Grammar
@@ -186,6 +188,28 @@ def test_copies_go_on_apart():
     constraint.advance(ord("b"))
     assert allowed(twin.mask()) == [ord("b")]
     assert allowed(constraint.mask()) == sorted(TOKENIZERS["byte level"].eos_ids)
+
+
+@EVERY_TOKENIZER
+@pytest.mark.parametrize("seed", range(3))
+def test_masks_made_ahead_are_those_made_token_by_token(name, seed):
+    """Where the grammar goes on in one way only, its constraint is ahead of the tokens that have come."""
+    names = {each: {"type": "integer", "maximum": 99, "minimum": 0} for each in ("Hello world", "a the fox", "日🌶")}
+    asked = schema({"type": "object", "properties": names, "required": [*names], "additionalProperties": False})
+    constraint, tokens = COMPILERS[name].constraint(asked), COMPILERS[name]._tokens()
+    plain = LLMatcher(tokens, check.translate(asked), limits=LLParserLimits(**check.LIMITS))
+    num_words, rng, num_ahead = -(-(TOKENIZERS[name].vocab_size + MORE_IDS) // 32), random.Random(seed), 0
+    for _ in range(200):
+        mask = constraint.mask()
+        assert allowed(mask) == allowed(make_mask(plain, num_words, mask)), "of one that is complete: EOS only"
+        token = rng.choice(allowed(mask))
+        if token in TOKENIZERS[name].eos_ids:
+            break
+        num_ahead += len(constraint._known()) > 1
+        constraint.advance(token)
+        constraint = rng.choice([constraint, constraint.copy()])
+        assert plain.consume_token(token)
+    assert num_ahead > 10
 
 
 REFUSED = {

@@ -111,6 +111,17 @@ def test_a_mixed_batch_gives_what_each_gives_alone(llm):
     assert llm.service.stats()["preemptions"] == before
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_tokens_that_are_given_change_nothing(llm, n):
+    """With logprobs each is sampled."""
+    names = {name: {"type": "integer", "minimum": 0, "maximum": 99} for name in ("identification", "satisfaction")}
+    schema = {"type": "object", "properties": names, "required": [*names], "additionalProperties": False}
+    for seed in range(3):
+        sampled = llm.generate([[1, 2, 3]], ruled(schema, seed, n=n, logprobs=0))
+        given = llm.generate([[1, 2, 3]], ruled(schema, seed, n=n))
+        assert [each.token_ids for each in given] == [each.token_ids for each in sampled]
+
+
 def test_state_survives_preemption(llm):
     schema = {"type": "array", "items": {"type": "integer"}, "minItems": 70}
     params = [ruled(schema, seed, max_tokens=200) for seed in range(4)]

@@ -112,6 +112,28 @@ def test_a_constrained_answer_does_not_depend_on_its_company(toy):
     assert together == alone
 
 
+def test_what_the_schema_gives_is_not_sampled_and_nothing_else_changes(toy):
+    """Logprobs are told of sampled tokens only: a request for some has each sampled."""
+    names = {name: {"type": "integer", "minimum": 0, "maximum": 9} for name in ("a_long_name", "an_even_longer_name")}
+    long_names = {"type": "object", "properties": names, "required": [*names], "additionalProperties": False}
+    asked = {"guided_json": long_names, "max_tokens": 200, "seed": 4}
+    found, num_steps = [], []
+    for fields in ({}, {"logprobs": 0}):
+        before = toy.runner.calls["body"]
+        whole = toy.complete(**asked, **fields).json
+        num_steps.append(toy.runner.calls["body"] - before)
+        choice, num_tokens = whole["choices"][0], whole["usage"]["completion_tokens"]
+        found.append((choice["text"], choice["finish_reason"], num_tokens))
+    assert found[0] == found[1]
+    text, _, num_tokens = found[0]
+    assert num_tokens - num_steps[0] > 20
+    assert num_steps[1] >= num_tokens
+    assert joined(toy.complete(stream=True, **asked).events, 0) == text
+    cut = [toy.complete(stop="even", **asked, **fields).json for fields in ({}, {"logprobs": 0})]
+    assert [each["choices"][0]["text"] for each in cut] == [text.partition("even")[0]] * 2
+    assert cut[0]["usage"]["completion_tokens"] == cut[1]["usage"]["completion_tokens"] < num_tokens
+
+
 def test_max_tokens_cuts_the_json(toy):
     choice = toy.complete(guided_json=SCHEMA, max_tokens=3).json["choices"][0]
     assert (choice["finish_reason"], len(choice["text"]) <= 3) == ("length", True)

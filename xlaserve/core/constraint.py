@@ -34,6 +34,13 @@ class Constraint(Protocol):
         ...
 
 
+def only_token(mask: np.ndarray) -> int | None:
+    """The token that may come next when it is the only one."""
+    (words,) = np.nonzero(mask)
+    bits = int(mask[words[0]]) & 0xFFFFFFFF if len(words) == 1 else 0
+    return 32 * int(words[0]) + bits.bit_length() - 1 if bits.bit_count() == 1 else None
+
+
 @dataclass(frozen=True)
 class AllOf:
     """Several constraints of one request: a token must be allowed by each."""

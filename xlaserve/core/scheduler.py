@@ -295,6 +295,14 @@ class Scheduler:
                 self.block_manager.publish(scheduled.request)
         return outputs
 
+    def append_forced(self, request: Request, token: int) -> EngineOutput:
+        """The request's next token, which the step that has just been scheduled is not to sample after all.
+
+        What was to be sampled before it has come back. It is computed like any known token, in the next step.
+        """
+        request.num_in_flight = 0
+        return self._append_token(request, token, None)
+
     def _append_token(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...] | None) -> EngineOutput:
         request.token_ids.append(token)
         if request.constraint is not None:

@@ -6,14 +6,13 @@ two clocks account for.
 
 import logging
 from collections import deque
-from dataclasses import replace
 
-from xlaserve.core.constraint import ConstraintFailed
 from xlaserve.core.deadlines import Deadlines
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
-from xlaserve.core.scheduler import NO_TOKEN, Scheduler
+from xlaserve.core.scheduler import Scheduler
 from xlaserve.core.step import SchedulerOutput
+from xlaserve.engine.constrained import constrain
 from xlaserve.engine.logit_rules import logit_rules
 from xlaserve.errors import EngineUnavailable
 from xlaserve.runner.commands import (
@@ -106,8 +105,8 @@ class LLMEngine:
                 sample = _sample(scheduled)  # before anything comes back: who ends with that has no row any more
                 if any(each.request.constraint is not None for each in scheduled.samples):
                     outputs += self._update(self._resolve(keep=0))  # what may come next depends on it
-                    sample, failed = self._mask(scheduled, sample)
-                    outputs += failed
+                    sample, more = constrain(self.scheduler, scheduled, sample)
+                    outputs += more
                 future = self._runner.execute(sample)
                 assert future is not None
                 self._in_flight.append((scheduled, future))
@@ -128,28 +127,6 @@ class LLMEngine:
             if moves.copies:
                 self._runner.execute(CopyBlocks(tuple(moves.copies)))
         self._runner.execute(_body(scheduled))
-
-    def _mask(self, scheduled: SchedulerOutput, sample: Sample) -> tuple[Sample, list[EngineOutput]]:
-        """`sample` with the masks of its constrained rows; ends the requests that have no token to go on with.
-
-        The rows of those, and of requests that have just ended, are sampled all the same, and dropped.
-        """
-        masks, failed = [], []
-        for index, each in enumerate(scheduled.samples):
-            request = each.request
-            if request.constraint is None or request.is_finished:
-                continue
-            try:
-                mask = request.constraint.mask()
-                if mask is not None and not mask.any():
-                    raise ConstraintFailed(NO_TOKEN)
-            except ConstraintFailed as error:
-                self.scheduler.finish(request, "error")
-                failed.append(EngineOutput(request.request_id, finish_reason="error", error=str(error)))
-            else:
-                if mask is not None:
-                    masks.append((index, mask))
-        return replace(sample, masks=tuple(masks)), failed
 
     def _update(self, resolved: list[tuple[SchedulerOutput, SampleResult]]) -> list[EngineOutput]:
         outputs = [output for step, result in resolved for output in self.scheduler.update(step, result)]

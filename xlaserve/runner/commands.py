@@ -88,7 +88,7 @@ class Body:
     rows: tuple[RowTokens, ...]
     table_deltas: tuple[tuple[int, int, int, int], ...]  # (group, row, column, block), applied before the body
     outputs: tuple[int, ...]
-    num_samples: int  # rows of the Sample to come: more than outputs where one feeds several
+    num_samples: int  # rows of the Sample to come, at most: more than outputs where one feeds several
 
 
 class SampleRow(NamedTuple):

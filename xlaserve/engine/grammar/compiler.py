@@ -12,7 +12,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from xlaserve.core.constraint import ConstraintFailed
 from xlaserve.engine.grammar.check import LIMITS, GrammarRefused, translate
-from xlaserve.engine.grammar.constraint import GrammarConstraint, eos_mask, make_mask
+from xlaserve.engine.grammar.constraint import GrammarConstraint, eos_mask, run_ahead
 from xlaserve.engine.grammar.vocabulary import make_ll_tokenizer
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
@@ -25,8 +25,8 @@ MAX_MESSAGE = 300  # characters
 
 @dataclass(frozen=True)
 class _Compiled:
-    matcher: LLMatcher  # at the start; never advanced, only copied
-    first_mask: np.ndarray
+    matcher: LLMatcher  # at the start, or where there is something to choose first; only copied from now on
+    masks: list[np.ndarray]  # as `run_ahead` gives them
 
 
 class GrammarCompiler:
@@ -58,7 +58,7 @@ class GrammarCompiler:
             raise _refusal(grammar, found)
         with self._lock:  # a matcher is not to be copied by two threads at once
             matcher = found.matcher.deep_copy()
-        return GrammarConstraint(matcher, found.first_mask, self._pool, self._eos_ids, more=more)
+        return GrammarConstraint(matcher, found.masks, self._pool, self._eos_ids, more=more)
 
     def _find(self, grammar: Grammar) -> _Compiled | str | None:
         with self._lock:
@@ -83,12 +83,12 @@ class GrammarCompiler:
             return " ".join(matcher.get_error().split())[:MAX_MESSAGE]
         num_words = -(-self._vocab_size // 32)
         try:
-            first_mask = make_mask(matcher.deep_copy(), num_words, eos_mask(self._eos_ids, num_words))
+            masks = run_ahead(matcher, num_words, eos_mask(self._eos_ids, num_words))
         except ConstraintFailed:
             return "allows no output at all, or is too complex"
-        if not first_mask.any():
+        if not masks[0].any():
             return "allows nothing that the tokens of this model can write"
-        return _Compiled(matcher, first_mask)
+        return _Compiled(matcher, masks)
 
     def _tokens(self) -> LLTokenizer:
         with self._lock:

@@ -1,15 +1,18 @@
 """A compiled grammar as a request's constraint: masks are made on other threads, ahead of when they are asked for."""
 
-from collections.abc import Set
+import time
+from collections.abc import Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 import numpy as np
 from llguidance import LLMatcher
 
-from xlaserve.core.constraint import ConstraintFailed
+from xlaserve.core.constraint import ConstraintFailed, only_token
 
 MASK_SECONDS = 10.0  # LIMITS keep a mask under half a second; a thread that hangs all the same costs its own request
+MAX_AHEAD = 64  # tokens,
+AHEAD_SECONDS = 0.02  # or as soon as this has passed
 
 
 def make_mask(matcher: LLMatcher, num_words: int, eos_mask: np.ndarray) -> np.ndarray:
@@ -23,6 +26,25 @@ def make_mask(matcher: LLMatcher, num_words: int, eos_mask: np.ndarray) -> np.nd
     return mask
 
 
+def run_ahead(matcher: LLMatcher, num_words: int, eos_mask: np.ndarray) -> list[np.ndarray]:
+    """The masks of the next tokens: each but the last allows just one, which the matcher has consumed already.
+
+    Raises as make_mask.
+    """
+    masks, end = [make_mask(matcher, num_words, eos_mask)], time.monotonic() + AHEAD_SECONDS
+    while len(masks) < MAX_AHEAD and time.monotonic() < end and not matcher.is_stopped():
+        if (token := only_token(masks[-1])) is None:
+            break
+        _consume(matcher, token)
+        masks.append(make_mask(matcher, num_words, eos_mask))
+    return masks
+
+
+def _consume(matcher: LLMatcher, token_id: int) -> None:
+    if not matcher.consume_token(token_id):
+        raise ConstraintFailed(f"The output does not keep to its grammar: {_reason(matcher)}")
+
+
 def _reason(matcher: LLMatcher) -> str:
     return " ".join(matcher.get_error().partition("<state>")[0].split())[:200]
 
@@ -30,41 +52,59 @@ def _reason(matcher: LLMatcher) -> str:
 class GrammarConstraint:
     """Once the grammar is complete it allows nothing but EOS.
 
-    more: EOS is allowed only then, and not where the grammar could end but could go on, too.
+    masks: as `run_ahead` gives them. more: EOS is allowed only then, and not where the grammar could end but could go
+    on, too.
     """
 
     def __init__(
-        self, matcher: LLMatcher, first_mask: np.ndarray, pool: ThreadPoolExecutor, eos_ids: Set[int], *, more: bool
+        self,
+        matcher: LLMatcher,
+        masks: Sequence[np.ndarray],
+        pool: ThreadPoolExecutor,
+        eos_ids: Set[int],
+        *,
+        more: bool,
     ):
         self._matcher = matcher
         self._pool = pool
         self._eos_ids = eos_ids
-        self._eos_mask = eos_mask(eos_ids, len(first_mask))
+        self._eos_mask = eos_mask(eos_ids, len(masks[0]))
         self._more = more
-        self._mask: np.ndarray | Future[np.ndarray] = first_mask
+        self._masks: Sequence[np.ndarray] | Future[list[np.ndarray]] = masks
 
     def advance(self, token_id: int) -> None:
-        if token_id not in self._eos_ids:
-            self._mask = self._pool.submit(self._consume, token_id)
+        if token_id in self._eos_ids:
+            return
+        try:
+            masks = self._known()
+        except ConstraintFailed:
+            return  # as `mask` will tell
+        if len(masks) > 1 and token_id == only_token(masks[0]):
+            self._masks = masks[1:]
+        else:
+            self._masks = self._pool.submit(self._go_on, token_id)
 
-    def _consume(self, token_id: int) -> np.ndarray:
-        if not self._matcher.consume_token(token_id):
-            raise ConstraintFailed(f"The output does not keep to its grammar: {_reason(self._matcher)}")
-        return make_mask(self._matcher, len(self._eos_mask), self._eos_mask)
+    def _go_on(self, token_id: int) -> list[np.ndarray]:
+        _consume(self._matcher, token_id)
+        return run_ahead(self._matcher, len(self._eos_mask), self._eos_mask)
 
-    def mask(self) -> np.ndarray:
-        if isinstance(self._mask, Future):
+    def _known(self) -> Sequence[np.ndarray]:
+        if isinstance(self._masks, Future):
             try:
-                self._mask = self._mask.result(timeout=MASK_SECONDS)
+                self._masks = self._masks.result(timeout=MASK_SECONDS)
             except FutureTimeoutError:
                 raise ConstraintFailed("The output's grammar takes too long.") from None
-        if self._more and (longer := self._mask & ~self._eos_mask).any():
+        return self._masks
+
+    def mask(self) -> np.ndarray:
+        mask = self._known()[0]
+        if self._more and (longer := mask & ~self._eos_mask).any():
             return longer
-        return self._mask
+        return mask
 
     def copy(self) -> "GrammarConstraint":
-        mask = self._mask.result(timeout=MASK_SECONDS) if isinstance(self._mask, Future) else self._mask
-        return GrammarConstraint(self._matcher.deep_copy(), mask, self._pool, self._eos_ids, more=self._more)
+        masks = self._known()
+        return GrammarConstraint(self._matcher.deep_copy(), masks, self._pool, self._eos_ids, more=self._more)
 
 
 def eos_mask(eos_ids: Set[int], num_words: int) -> np.ndarray:

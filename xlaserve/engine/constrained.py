@@ -1,0 +1,62 @@
+"""What constraints make of a step before its tokens are sampled: masks, tokens that need no sampling, and failures."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from xlaserve.core.constraint import ConstraintFailed, only_token
+from xlaserve.core.outputs import EngineOutput
+from xlaserve.core.request import Request
+from xlaserve.core.scheduler import NO_TOKEN, Scheduler
+from xlaserve.core.step import SchedulerOutput
+from xlaserve.engine.logit_rules import has_rules
+from xlaserve.runner.commands import Sample
+
+MAX_FORCED = 64  # tokens of a request per step: the device is not to wait for ever for a text that is given as a whole
+
+
+def constrain(scheduler: Scheduler, scheduled: SchedulerOutput, sample: Sample) -> tuple[Sample, list[EngineOutput]]:
+    """`sample` with the masks of its constrained rows, while the body is under way. All earlier tokens are known.
+
+    Where only one token may come next it is appended, and so on from there: none of them is sampled, and the request's
+    next body computes them all. Such rows, and those of requests that have no token to go on with and end, leave
+    `sample` and `scheduled.samples`. Those of requests that have just ended are sampled all the same, and dropped.
+    """
+    masks: list[tuple[int, np.ndarray]] = []
+    sampled: list[int] = []
+    outputs: list[EngineOutput] = []
+    for index, each in enumerate(scheduled.samples):
+        if each.request.constraint is not None and not each.request.is_finished:
+            mask, appended = _go_on(scheduler, each.request)
+            if appended:
+                outputs += appended
+                continue
+            if mask is not None:
+                masks.append((len(sampled), mask))
+        sampled.append(index)
+    scheduled.samples = [scheduled.samples[index] for index in sampled]
+    return replace(sample, rows=tuple(sample.rows[index] for index in sampled), masks=tuple(masks)), outputs
+
+
+def _go_on(scheduler: Scheduler, request: Request) -> tuple[np.ndarray | None, list[EngineOutput]]:
+    """The mask of the request's next token, once what is forced is appended; how it ended, if it has."""
+    assert request.constraint is not None
+    outputs: list[EngineOutput] = []
+    while not request.is_finished and len(outputs) < MAX_FORCED:
+        try:
+            mask = request.constraint.mask()
+            if mask is not None and not mask.any():
+                raise ConstraintFailed(NO_TOKEN)
+        except ConstraintFailed as error:
+            scheduler.finish(request, "error")
+            return None, [*outputs, EngineOutput(request.request_id, finish_reason="error", error=str(error))]
+        token = None if mask is None else only_token(mask)
+        if token is None or not _may_be_forced(request):
+            return mask, outputs
+        outputs.append(scheduler.append_forced(request, token))
+    return None, outputs
+
+
+def _may_be_forced(request: Request) -> bool:
+    """Not where the device is to tell logprobs of each token, or count it, or may be forbidden to sample it."""
+    return request.params.logprobs is None and not has_rules(request)
