@@ -130,6 +130,13 @@ class FilesSection(_Section):
     batch_lines: int | None = Field(default=None, ge=1)  # that run at a time; None: half of scheduler.max_num_seqs
 
 
+class ResponsesSection(_Section):
+    """Answers of /v1/responses that may be asked for again, in memory: at either limit the oldest are forgotten."""
+
+    max_number: int = Field(default=1024, ge=1)
+    max_bytes: Bytes = 64 * 2**20
+
+
 class ServerSection(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
@@ -139,8 +146,9 @@ class ServerSection(_Section):
     max_waiting_tokens: int | None = Field(default=None, ge=1)  # of their prompts
     api_keys: dict[TenantName, TenantSection] = {}  # none: everybody is let in
     files: FilesSection = FilesSection()
+    responses: ResponsesSection = ResponsesSection()
 
-    @field_validator("api_keys", "files", mode="before")
+    @field_validator("api_keys", "files", "responses", mode="before")
     @classmethod
     def _null_is_none(cls, value: Any) -> Any:
         return {} if value is None else value

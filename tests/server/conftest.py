@@ -5,7 +5,9 @@ from typing import Any
 import pytest
 
 from tests.server.harness import LiveServer
+from tests.server.test_tools import TEMPLATE, saying
 from tests.server.toy_service import make_toy_service
+from tests.toys import byte_level_tokenizer
 from xlaserve.config import FilesSection
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.state import ServerState
@@ -44,6 +46,19 @@ def make_live():
 @pytest.fixture
 def live(make_live) -> LiveServer:
     return make_live()
+
+
+@pytest.fixture
+def responding(make_live):
+    """responding(script, template=, **toy): a server that writes tool calls as hermes models do."""
+
+    def make(script: bytes = b"hello", template: str = TEMPLATE, **toy: Any):
+        tokenizer = byte_level_tokenizer(template=template)
+        options = {"tokenizer": tokenizer, "tool_parser": "hermes", "max_model_len": 2000, "num_blocks": (1000,)} | toy
+        options.setdefault("next_token", saying(tokenizer, script))
+        return make_live(script, **options)
+
+    return make
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.server.batching import finished, jsonl, line, start
-from tests.server.fields import chat, generation, others, structured, wrong
+from tests.server.fields import chat, generation, others, responses, structured, wrong
 from tests.server.fields.said import Effect, Elsewhere, Entry, NoEffect, Said
 from tests.server.fields.walk import fields
 from tests.server.harness import Answer, LiveServer
@@ -19,6 +19,7 @@ from tests.server.tiny_server import tiny_server
 from xlaserve.server.openapi import OPERATIONS
 
 TEXT = "hi there, you model of twenty tokens"  # longer than a block of the cache
+SAID = {"role": "user", "content": "hi"}
 
 
 @dataclass(frozen=True)
@@ -44,6 +45,11 @@ MODELS = {
     "TokenizeRequest": Fields({"prompt": "hi"}, others.TOKENIZE, wrong.TOKENIZE),
     "DetokenizeRequest": Fields({"tokens": [*b"hi"]}, others.DETOKENIZE, wrong.DETOKENIZE),
     "BatchRequest": Fields({"endpoint": "/v1/completions", "completion_window": "24h"}, others.BATCH, wrong.BATCH),
+    "ResponsesRequest": Fields(
+        {"model": "toy", "temperature": 0, "max_output_tokens": 8, "input": TEXT}, responses.RESPONSES, responses.WRONG
+    ),
+    "ResponseQuery": Fields({}, responses.RESPONSE_QUERY, responses.WRONG_RESPONSE_QUERY),
+    "ItemsQuery": Fields({}, responses.ITEMS_QUERY, responses.WRONG_ITEMS_QUERY),
     "FilesQuery": Fields({}, others.FILES_QUERY, wrong.FILES_QUERY),
     "BatchesQuery": Fields({}, others.BATCHES_QUERY, wrong.BATCHES_QUERY),
 }
@@ -73,14 +79,18 @@ class Asker:
     def __init__(self, server: LiveServer, model: type[BaseModel], base: dict[str, Any]):
         self._server = server
         self._route = ROUTES[model]
+        self._path = self._route.path
+        if "{response_id}" in self._path:
+            response = server.post("/v1/responses", MODELS["ResponsesRequest"].base | {"input": [SAID, SAID]})
+            self._path = self._path.format(response_id=response.json["id"])
         self._model = model
         self._base = base
 
     def send(self, more: dict[str, Any]) -> Answer:
         asked = {name: value for name, value in (self._base | more).items() if value is not None}
         if self._route.query is self._model:
-            return self._server.get(f"{self._route.path}?{urllib.parse.urlencode(asked)}")
-        return self._server.request(self._route.method.upper(), self._route.path, asked)
+            return self._server.get(f"{self._path}?{urllib.parse.urlencode(asked)}")
+        return self._server.request(self._route.method.upper(), self._path, asked)
 
     def __call__(self, **more: Any) -> Said:
         answer = self.send(more)

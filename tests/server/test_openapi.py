@@ -6,12 +6,16 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from tests.server.responding import TOOLS, ask, stream
+from tests.server.test_tools import TWO_CALLS
 from xlaserve.server.api_docs import markdown
 from xlaserve.server.app import create_app
-from xlaserve.server.field_notes import EXTENSIONS, OPENAI
+from xlaserve.server.field_notes import EXTENSIONS, OPENAI, RESPONSES
 from xlaserve.server.openapi import document
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.completion import CompletionRequest
+from xlaserve.server.responses_api.request import ResponsesRequest
+from xlaserve.server.responses_api.unsupported import RESPONSES as REFUSED
 from xlaserve.server.state import ServerState
 from xlaserve.server.unsupported import CHAT, COMPLETION
 
@@ -35,12 +39,16 @@ def test_every_route_is_in_the_document_and_nothing_else():
 def test_every_field_is_described_once_and_none_is_refused_too():
     fields = {*CompletionRequest.model_fields, *ChatRequest.model_fields}
     assert fields == {*OPENAI, *EXTENSIONS}
-    assert not OPENAI.keys() & EXTENSIONS.keys()
+    assert ResponsesRequest.model_fields.keys() - fields < RESPONSES.keys() <= ResponsesRequest.model_fields.keys()
+    assert not (OPENAI | RESPONSES).keys() & EXTENSIONS.keys()
     assert not CompletionRequest.model_fields.keys() & COMPLETION.keys()
     assert not ChatRequest.model_fields.keys() & CHAT.keys()
+    assert not ResponsesRequest.model_fields.keys() & REFUSED.keys()
 
 
-@pytest.mark.parametrize("name", ["CompletionRequest", "ChatRequest", "TokenizeRequest", "BatchRequest"])
+@pytest.mark.parametrize(
+    "name", ["CompletionRequest", "ChatRequest", "TokenizeRequest", "BatchRequest", "ResponsesRequest"]
+)
 def test_requests_take_no_other_field(name):
     assert document()["components"]["schemas"][name]["additionalProperties"] is False
 
@@ -58,6 +66,21 @@ def test_answers_are_what_the_document_says(live):
         valid(event, "ChatChunk")
     valid(live.get("/v1/models").json, "ModelList")
     valid(live.complete(n=0).json, "ErrorBody")
+
+
+def test_responses_are_what_the_document_says(responding):
+    server = responding(b"<think>Hm.</think>I look." + TWO_CALLS, thinks=True)
+    items = [{"role": "user", "content": "a"}, {"role": "assistant", "content": [{"type": "refusal", "refusal": "b"}]}]
+    for asked in ("hi", items):
+        valid({"model": "toy", "input": asked}, "ResponsesRequest")
+    response = ask(server, input=items, tools=TOOLS)
+    valid(response, "ResponseReply")
+    for event in stream(server, tools=TOOLS):
+        valid(event, "StreamEvent")
+    path = f"/v1/responses/{response['id']}"
+    listed = document()["paths"]["/v1/responses/{response_id}/input_items"]["get"]["responses"]["200"]["content"]
+    valid(server.get(f"{path}/input_items").json, listed["application/json"]["schema"]["$ref"].rpartition("/")[2])
+    valid(server.request("DELETE", path).json, "ResponseDeleted")
 
 
 def test_the_page_of_the_api_is_up_to_date():

@@ -92,6 +92,7 @@ def serve(config: "Config") -> None:
     from xlaserve.server.app import create_app
     from xlaserve.server.auth import ApiKeys, read_keys
     from xlaserve.server.batches.batches import Batches
+    from xlaserve.server.responses_api.store import ResponseStore
     from xlaserve.server.state import ServerState
 
     keys = ApiKeys(read_keys(config.server.api_keys))
@@ -100,9 +101,8 @@ def serve(config: "Config") -> None:
     state = ServerState(**limits)
     files = config.server.files
     batches = Batches(files.folder, files, state) if files.folder else None
-    server = wsgi.HttpServer(
-        create_app(state, keys, batches), sock, max_upload=files.max_file_bytes if batches else None, **limits
-    )
+    app = create_app(state, keys, batches, ResponseStore(config.server.responses))
+    server = wsgi.HttpServer(app, sock, max_upload=files.max_file_bytes if batches else None, **limits)
     stop = _stop_signal()
     service = None
     try:

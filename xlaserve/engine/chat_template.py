@@ -37,13 +37,19 @@ class ChatTemplate:
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         continue_final_message: bool = False,
+        reasoning_effort: str | None = None,
         variables: dict[str, Any] | None = None,
     ) -> str:
         """continue_final_message: the text ends inside the last message, as in transformers. variables: further ones.
+        reasoning_effort: "none", too, for templates that can only be told not to think (`enable_thinking`).
 
         Raises InvalidRequest with the template's own words if it refuses the messages, and for what it has no place.
         """
         self._check(tools, documents, variables or {})
+        effort = self._effort(reasoning_effort) if reasoning_effort is not None else {}
+        if repeated := next((name for name in effort if name in (variables or {})), None):
+            message = f"reasoning_effort: sets {repeated}, as chat_template_kwargs does; leave one of them out."
+            raise InvalidRequest(message, param="reasoning_effort")
         # many templates print a null as "None"; they all handle a missing key
         messages = [{key: value for key, value in message.items() if value is not None} for message in messages]
         if continue_final_message:
@@ -53,6 +59,7 @@ class ChatTemplate:
                 text = self._template.render(
                     **self._variables,
                     **(variables or {}),
+                    **effort,
                     messages=messages,
                     tools=tools,
                     documents=documents,
@@ -79,6 +86,15 @@ class ChatTemplate:
             else:
                 continue
             raise InvalidRequest(f"chat_template_kwargs: {name[:80]!r} {problem}.", param="chat_template_kwargs")
+
+    def _effort(self, effort: str) -> dict[str, Any]:
+        """The template's variable that tells the model."""
+        if "reasoning_effort" in self._names:
+            return {"reasoning_effort": effort}
+        if "enable_thinking" in self._names and effort == "none":
+            return {"enable_thinking": False}
+        only = "takes 'none' only" if "enable_thinking" in self._names else "has no place for it; leave it out"
+        raise InvalidRequest(f"reasoning_effort: this model's chat template {only}.", param="reasoning_effort")
 
 
 def _until_tag(text: str) -> str:

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from xlaserve.server.openapi import document
+from xlaserve.server.responses_api.unsupported import RESPONSES
 from xlaserve.server.unsupported import CHAT, COMPLETION, Unsupported
 
 _HEAD = """# The HTTP API
@@ -14,7 +15,7 @@ programs. A field that is not listed is refused with a 400 that names it, as is 
 same as leaving the field out. Every error is `{"error": {"message", "type", "param", "code"}}`. The EOS token counts in
 `completion_tokens` and is not part of the text.
 """
-_REFUSED = {"CompletionRequest": COMPLETION, "ChatRequest": CHAT}
+_REFUSED = {"CompletionRequest": COMPLETION, "ChatRequest": CHAT, "ResponsesRequest": RESPONSES}
 
 
 def markdown() -> str:
@@ -50,8 +51,8 @@ def _fields(schema: dict[str, Any]) -> list[str]:
 
 
 def _type(field: dict[str, Any]) -> str:
-    if "anyOf" in field:
-        return " or ".join(dict.fromkeys(_type(each) for each in field["anyOf"] if each.get("type") != "null"))
+    if forms := field.get("anyOf") or field.get("oneOf"):
+        return " or ".join(dict.fromkeys(_type(each) for each in forms if each.get("type") != "null"))
     if "$ref" in field:
         return field["$ref"].rpartition("/")[2]
     if "enum" in field or "const" in field:

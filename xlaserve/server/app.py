@@ -13,6 +13,9 @@ from xlaserve.server.batches.batches import Batches
 from xlaserve.server.batches.file_routes import BATCHES
 from xlaserve.server.errors import ClientGone, ErrorReply, body_too_large, error_reply, make_reply
 from xlaserve.server.http import STATE
+from xlaserve.server.responses_api import routes as response_routes
+from xlaserve.server.responses_api.routes import RESPONSES
+from xlaserve.server.responses_api.store import ResponseStore
 from xlaserve.server.state import ServerState
 
 _logger = logging.getLogger(__name__)
@@ -21,15 +24,22 @@ _logger = logging.getLogger(__name__)
 _OPEN = ("/health", "/ready", "/metrics")  # to probes and scrapers, which have no key
 
 
-def create_app(state: ServerState, api_keys: ApiKeys | None = None, batches: Batches | None = None) -> Flask:
+def create_app(
+    state: ServerState,
+    api_keys: ApiKeys | None = None,
+    batches: Batches | None = None,
+    responses: ResponseStore | None = None,
+) -> Flask:
     """The application over `state`, which may still be loading its model.
 
-    `api_keys`: None lets everybody in. `batches`: None: the server keeps no files.
+    `api_keys`: None lets everybody in. `batches`: None: the server keeps no files. `responses`: None: one with the
+    default limits.
     """
     keys = api_keys or ApiKeys()
     app = Flask(__name__, static_folder=None)
     app.extensions[STATE] = state
     app.extensions[BATCHES] = batches
+    app.extensions[RESPONSES] = responses or ResponseStore()
     app.config["MAX_CONTENT_LENGTH"] = state.max_body
 
     @app.before_request
@@ -38,6 +48,7 @@ def create_app(state: ServerState, api_keys: ApiKeys | None = None, batches: Bat
             g.tenant = keys.tenant_of(request.headers.get("Authorization"))
 
     app.register_blueprint(openai.routes)
+    app.register_blueprint(response_routes.routes)
     app.register_blueprint(utility.routes)
     app.register_blueprint(openapi.routes)
     app.register_blueprint(file_routes.routes)

@@ -61,7 +61,7 @@ class ChatAnswer:
             more["reasoning_content"] = whole.reasoning
         if calls:
             more["tool_calls"] = [
-                ToolCall(id=self._call_id(), type="function", function=call) for call in calls.values()
+                ToolCall(id=self.new_call_id(), type="function", function=call) for call in calls.values()
             ]
         return ChatMessage(role="assistant", content=whole.content or (None if more else ""), refusal=None, **more)
 
@@ -73,12 +73,12 @@ class ChatAnswer:
         for piece in new.calls:
             if piece.name is not None:
                 function = FunctionCallDelta(name=piece.name, arguments="")
-                first = ToolCallDelta(index=piece.index, id=self._call_id(), type="function", function=function)
+                first = ToolCallDelta(index=piece.index, id=self.new_call_id(), type="function", function=function)
                 yield ChatDelta(tool_calls=[first])
             more = ToolCallDelta(index=piece.index, function=FunctionCallDelta(arguments=piece.arguments))
             yield ChatDelta(tool_calls=[more])
 
-    def _call_id(self) -> str:
+    def new_call_id(self) -> str:
         """In the form that the model's template asks for, as the client sends it back."""
         form = self._parser.tools
         assert form is not None

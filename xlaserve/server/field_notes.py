@@ -24,6 +24,8 @@ OPENAI = {
     "tool_choice": "none, auto, required, or one function.",
     "parallel_tool_calls": "false: one call at most. Only with tools.",
     "response_format": "text, json_object, or json_schema with a schema that the output keeps to.",
+    "reasoning_effort": "none, minimal, low, medium, high, xhigh or max, where the chat template reads it; where it "
+    "only reads enable_thinking: none.",
     "stream": "Server-sent events instead of one object; default false.",
     "stream_options": "include_usage: a last chunk with the usage. continuous_usage_stats (extension, with "
     "include_usage): the usage so far in every chunk. Only with stream.",
@@ -67,4 +69,24 @@ EXTENSIONS = {
     "continue_final_message": "true: the answer continues the last message. Only with add_generation_prompt false.",
     "chat_template_kwargs": "Further variables of the chat template; those that it does not read are refused.",
     "documents": "Documents for the chat template, if it reads them.",
+}
+# Of /v1/responses, where they are not the others' or mean something else.
+RESPONSES = {
+    "input": "A text, or items: messages (roles user, assistant, system, developer; content: text, or parts "
+    "input_text, of an assistant output_text and refusal), function_call, function_call_output, reasoning.",
+    "instructions": "A system message before the conversation. Those of a previous response are not kept.",
+    "previous_response_id": "A stored response: the conversation goes on after it.",
+    "max_output_tokens": "Tokens to generate at most, reasoning among them. Default: what the context has left.",
+    "text": "format: text, json_object, or json_schema with a schema that the output keeps to.",
+    "tools": "Functions that the model may call. strict, default false: their arguments keep to the parameters.",
+    "parallel_tool_calls": "false: one call at most. Default true.",
+    "reasoning": "effort: none, minimal, low, medium, high, xhigh or max, where the chat template reads "
+    "reasoning_effort; where it only reads enable_thinking: none.",
+    "include": "message.output_text.logprobs: the logprob of each token of the text. Not with tools.",
+    "top_logprobs": f"0 to {MAX_LOGPROBS} alternatives for each token, default 0; only with include.",
+    "truncation": "auto: where the input is too long for the context, the oldest turns are left out. Default disabled.",
+    "store": "true, the default: the response can be asked for again, until others need its room (server.responses).",
+    "stream_options": "include_obfuscation: false only. Only with stream.",
+    "user": "Told again in the response.",
+    "metadata": "Told again in the response. 16 strings at most, of 512 characters, under names of 64.",
 }

@@ -38,6 +38,14 @@ def read_json() -> dict[str, Any]:
     return parse_json_object(request.get_data(), request.headers.get("Content-Type"))
 
 
+def query() -> dict[str, str]:
+    """Of the URL. Raises InvalidRequest for a name that stands twice."""
+    twice = next((name for name, values in request.args.lists() if len(values) > 1), None)
+    if twice is not None:
+        raise InvalidRequest(f"{twice[:80]} stands twice in the URL.", param=twice[:80])
+    return request.args.to_dict()
+
+
 def liveness_check() -> Callable[[], None]:
     """A function that raises when nobody reads the answer or it cannot be finished: ClientGone, EngineUnavailable.
 

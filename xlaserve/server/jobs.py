@@ -1,16 +1,18 @@
 """From the JSON of one request to its answer, the same over HTTP and in a batch. Knows of no connection."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xlaserve.engine.generations import Generations, Params, collect
 from xlaserve.scheduling_params import SchedulingParams
+from xlaserve.server import sse
 from xlaserve.server.answer_form import AnswerForm
 from xlaserve.server.http import check_model
 from xlaserve.server.protocol.chat import ChatRequest, parse_chat
 from xlaserve.server.protocol.completion import CompletionRequest, parse_completion
-from xlaserve.server.render import ChatRenderer, CompletionRenderer
+from xlaserve.server.render import ChatRenderer, CompletionRenderer, Renderer
 from xlaserve.server.responses import Reply
 from xlaserve.server.tokens import chat_ids, prompt_ids
 
@@ -19,13 +21,13 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(ABC):
     """A request that has been checked: what the engine is to do, and who writes the answer. `prompts` are token ids."""
 
     asked: CompletionRequest | ChatRequest
     params: Params
     prompts: list[list[int]]
-    renderer: CompletionRenderer | ChatRenderer
+    renderer: Renderer
 
     def start(
         self, service: "GenerationService", scheduling: SchedulingParams, check: Callable[[], None]
@@ -40,9 +42,29 @@ class Job:
     def finish(self, generations: Generations) -> Reply:
         """The whole answer, once what has been started is done."""
         try:
-            return self.renderer.whole(collect(generations))
+            return self._answer(generations)
         finally:
             generations.abort()
+
+    @abstractmethod
+    def _answer(self, generations: Generations) -> Reply: ...
+
+    @abstractmethod
+    def stream(self, generations: Generations) -> Iterator[bytes]:
+        """The answer as server-sent events, as it comes."""
+
+
+@dataclass(frozen=True)
+class _ChoicesJob(Job):
+    """Of completions and chat completions."""
+
+    renderer: CompletionRenderer | ChatRenderer
+
+    def _answer(self, generations: Generations) -> Reply:
+        return self.renderer.whole(collect(generations))
+
+    def stream(self, generations: Generations) -> Iterator[bytes]:
+        return sse.stream(generations, self.renderer, include_usage=self.asked.include_usage)
 
 
 def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
@@ -57,11 +79,19 @@ def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     ]
     params = asked.sampling_params(service.info.sampling_defaults)
     prompts = _truncated(prompts, asked, params, service)
-    return Job(asked, params, prompts, CompletionRenderer(service.info.name, prompts, asked))
+    return _ChoicesJob(asked, params, prompts, CompletionRenderer(service.info.name, prompts, asked))
 
 
 def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     """Raises InvalidRequest."""
+    form = chat_form(service, data)
+    prompts = [form.prompt_ids]
+    renderer = ChatRenderer(service.info.name, prompts, form.asked, form=form)
+    return _ChoicesJob(form.asked, form.sampling_params(), prompts, renderer)
+
+
+def chat_form(service: "GenerationService", data: dict[str, Any]) -> AnswerForm:
+    """The chat request `data`, checked, and the prompt that its messages make. Raises InvalidRequest."""
     asked = parse_chat(data)
     check_model(asked.model, service.info)
     tools = [tool.for_template() for tool in asked.offered_tools]
@@ -73,13 +103,13 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
         tools=tools,
         documents=asked.documents,
         continue_final_message=asked.continue_final_message,
+        reasoning_effort=asked.reasoning_effort,
         variables=asked.chat_template_kwargs,
         add_generation_prompt=asked.add_generation_prompt,
     )
     params = asked.sampling_params(service.info.sampling_defaults)
-    prompts = _truncated([ids], asked, params, service)
-    form = AnswerForm(service, asked, prompts[0])
-    return Job(asked, form.sampling_params(), prompts, ChatRenderer(service.info.name, prompts, asked, form=form))
+    (prompt,) = _truncated([ids], asked, params, service)
+    return AnswerForm(service, asked, prompt)
 
 
 JOBS: "dict[str, Callable[[GenerationService, dict[str, Any]], Job]]" = {

@@ -14,7 +14,7 @@ class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-def _without_nulls(value: Any) -> Any:
+def without_nulls(value: Any) -> Any:
     """Null in an optional field is the same as its absence; what clients get in an answer they may send back."""
     return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
@@ -48,7 +48,7 @@ def _has_refusal(content: Any) -> bool:
 Content = Annotated[str, BeforeValidator(_join_parts, json_schema_input_type=str | list[dict[str, Any]])]
 
 
-def _json_object(arguments: str) -> str:
+def check_json_object(arguments: str) -> str:
     try:
         is_object = isinstance(json.loads(arguments), dict)
     except (ValueError, RecursionError):
@@ -60,10 +60,10 @@ def _json_object(arguments: str) -> str:
 
 class FunctionCall(_Strict):
     name: str
-    arguments: Annotated[str, AfterValidator(_json_object)]
+    arguments: Annotated[str, AfterValidator(check_json_object)]
     parsed_arguments: Any = None  # the openai client's messages hold what it has read in `arguments`
 
-    _nulls = model_validator(mode="before")(_without_nulls)
+    _nulls = model_validator(mode="before")(without_nulls)
 
 
 class ToolCall(_Strict):
@@ -89,7 +89,7 @@ class Message(_Strict):
     reasoning_content: str | None = None  # of an assistant; templates show it where their model is to see it
     annotations: Annotated[list | None, Field(max_length=0)] = None  # the openai client's messages hold an empty list
 
-    _nulls = model_validator(mode="before")(_without_nulls)
+    _nulls = model_validator(mode="before")(without_nulls)
 
     @model_validator(mode="before")
     @classmethod

@@ -11,7 +11,7 @@ from pydantic.json_schema import models_json_schema
 
 import xlaserve
 from xlaserve.server.batches import replies
-from xlaserve.server.field_notes import EXTENSIONS, OPENAI
+from xlaserve.server.field_notes import EXTENSIONS, OPENAI, RESPONSES
 from xlaserve.server.protocol.batch import BatchesQuery, BatchRequest, FilesQuery
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.completion import CompletionRequest
@@ -25,6 +25,8 @@ from xlaserve.server.responses import (
     ModelList,
     TokenizeReply,
 )
+from xlaserve.server.responses_api.replies import AnyItem, ResponseDeleted, ResponseReply, StreamEvent
+from xlaserve.server.responses_api.request import ItemsQuery, ResponseQuery, ResponsesRequest
 
 routes = Blueprint("openapi", __name__)
 
@@ -59,6 +61,21 @@ class Operation:
 OPERATIONS = (
     Operation("post", "/v1/completions", "Continue prompts", CompletionRequest, CompletionReply, CompletionReply),
     Operation("post", "/v1/chat/completions", "Answer a conversation", ChatRequest, ChatReply, ChatChunk),
+    Operation(
+        "post", "/v1/responses", "Answer a conversation, item by item", ResponsesRequest, ResponseReply, StreamEvent
+    ),
+    Operation(
+        "get", "/v1/responses/{response_id}", "A response that is stored", reply=ResponseReply, query=ResponseQuery
+    ),
+    Operation("delete", "/v1/responses/{response_id}", "Forget a response", reply=ResponseDeleted),
+    Operation(
+        "get",
+        "/v1/responses/{response_id}/input_items",
+        "What led to a response, with all that came before it",
+        reply=replies.Page[AnyItem],
+        query=ItemsQuery,
+    ),
+    Operation("post", "/v1/responses/{response_id}/cancel", "Refused: no response runs in the background"),
     Operation("get", "/v1/models", "The model served", reply=ModelList),
     Operation("get", "/v1/models/{name}", "The model served, by its name", reply=ModelCard),
     Operation("post", "/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeReply),
@@ -99,7 +116,8 @@ def document() -> dict[str, Any]:
     schemas = {model: schema for (model, _), schema in names.items()}
     components = definitions["$defs"]
     for model in (CompletionRequest, ChatRequest):
-        _describe(components[model.__name__]["properties"])
+        _describe(components[model.__name__]["properties"], OPENAI)
+    _describe(components[ResponsesRequest.__name__]["properties"], OPENAI | RESPONSES)
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schemas, components)
@@ -115,9 +133,9 @@ def document() -> dict[str, Any]:
     }
 
 
-def _describe(properties: dict[str, Any]) -> None:
+def _describe(properties: dict[str, Any], openai: dict[str, str]) -> None:
     for name, schema in properties.items():
-        schema["description"] = (EXTENSIONS | OPENAI).get(name, "")
+        schema["description"] = (EXTENSIONS | openai).get(name, "")
         schema["x-extension"] = name in EXTENSIONS
 
 

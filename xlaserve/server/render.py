@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from xlaserve.server.protocol.generation import GenerationRequest
 
 
-class _Renderer:
+class Renderer:
     """What is the same in every object of one answer. `prompts` are token ids; each has `n` choices."""
 
     prefix: str
 
     def __init__(self, model: str, prompts: Sequence[list[int]], asked: "GenerationRequest"):
-        self.id = f"{self.prefix}-{asked.request_id or uuid.uuid4().hex}"
+        self.id = f"{self.prefix}{asked.request_id or uuid.uuid4().hex}"
         self._asked = asked
         self._prompts = prompts
         self._n = asked.n or 1
@@ -85,10 +85,10 @@ class _Renderer:
         return {"usage": None} if self._asked.include_usage else {}
 
 
-class CompletionRenderer(_Renderer):
+class CompletionRenderer(Renderer):
     """text_completion objects, whole and in chunks."""
 
-    prefix = "cmpl"
+    prefix = "cmpl-"
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -145,10 +145,10 @@ class CompletionRenderer(_Renderer):
         )
 
 
-class ChatRenderer(_Renderer):
+class ChatRenderer(Renderer):
     """chat.completion objects and chat.completion.chunk objects, of one prompt."""
 
-    prefix = "chatcmpl"
+    prefix = "chatcmpl-"
 
     def __init__(self, *args: Any, form: "AnswerForm", **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -17,8 +17,10 @@ DONE = b"data: [DONE]\n\n"
 _logger = logging.getLogger(__name__)
 
 
-def event(data: bytes) -> bytes:
-    return b"data: " + data + b"\n\n"
+def event(data: bytes, name: str | None = None) -> bytes:
+    """name: on a line of its own, where events have different ones."""
+    kind = b"" if name is None else f"event: {name}\n".encode()
+    return kind + b"data: " + data + b"\n\n"
 
 
 def stream(

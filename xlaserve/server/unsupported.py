@@ -59,7 +59,6 @@ CHAT = _COMMON | {
     "audio": Unsupported(advice=_TEXT_ONLY),
     "prediction": Unsupported(),
     "web_search_options": Unsupported(),
-    "reasoning_effort": Unsupported(),
     "verbosity": Unsupported(),
     "chat_template": Unsupported(advice="set it when the server starts: --chat-template FILE"),
     "mm_processor_kwargs": Unsupported({}, advice=_TEXT_ONLY),

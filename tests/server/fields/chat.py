@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.server import test_tools
+from tests.server import test_responses_fields, test_tools
 from tests.server.fields.generation import A, logprobs
 from tests.server.fields.said import Ask, Elsewhere, Entry, NoEffect, Said, effect
 from tests.server.tiny_server import BOS, EOS
@@ -119,6 +119,7 @@ CHAT: dict[str, Entry] = {
         named("see"), calls(("see", {})), tool_choice=named("look"), tools=[tool(), tool("see")], max_tokens=150
     ),
     "parallel_tool_calls": effect(False, _fewer_calls, **MUST, logit_bias={"10": 100}),
+    "reasoning_effort": Elsewhere(test_responses_fields.test_chat_takes_a_reasoning_effort_too),
     "include_reasoning": effect(False, _no_reasoning, **THINKING, thinking_token_budget=5),
     "add_generation_prompt": effect(
         False, lambda without, with_it, _: without.prompt == with_it.prompt + "[assistant]"

@@ -96,7 +96,7 @@ GENERATION: Wrong = {
 BESIDE: dict[str, dict[str, Any]] = {
     "stream_options.include_usage": STREAM,
     "stream_options.continuous_usage_stats": STREAM,
-    "stream_options.include_obfuscation": STREAM,
+    "stream_options.include_obfuscation": {"stream": True},
 }
 GENERATION |= {
     "stream_options.include_usage": [{"include_usage": value} for value in NOT_TRUE_OR_FALSE],
@@ -147,6 +147,7 @@ CHAT: Wrong = {
     "tool_choice.function": [{"type": "function"}, {"type": "function", "function": "a"}],
     "tool_choice.function.name": [named("other")],
     "parallel_tool_calls": [*NOT_TRUE_OR_FALSE, False],  # the last: without tools
+    "reasoning_effort": ["x", 5, "low"],  # the last: the template does not read it
     "include_reasoning": NOT_TRUE_OR_FALSE,
     "add_generation_prompt": NOT_TRUE_OR_FALSE,
     "continue_final_message": [*NOT_TRUE_OR_FALSE, True],  # the last: with add_generation_prompt

@@ -5,9 +5,9 @@ from contextlib import ExitStack
 from flask import Blueprint, Response
 
 from xlaserve.server.batches.batch_store import Batch
-from xlaserve.server.batches.file_routes import batches, query
+from xlaserve.server.batches.file_routes import batches
 from xlaserve.server.batches.replies import BatchReply, ErrorList, ErrorReply, RequestCounts, page
-from xlaserve.server.http import json_response, read_json, server_state, tenant
+from xlaserve.server.http import json_response, query, read_json, server_state, tenant
 from xlaserve.server.protocol.batch import parse_batch, parse_batches_query
 
 routes = Blueprint("batches", __name__)

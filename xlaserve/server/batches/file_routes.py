@@ -14,7 +14,7 @@ from xlaserve.errors import InvalidRequest
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.batches.file_store import FORM_BYTES, FileStore, StoredFile, new_file_id
 from xlaserve.server.batches.replies import FileDeleted, FileReply, page
-from xlaserve.server.http import json_response, server_state, tenant
+from xlaserve.server.http import json_response, query, server_state, tenant
 from xlaserve.server.protocol.batch import parse_files_query
 
 BATCHES = "xlaserve-batches"  # key in app.extensions
@@ -31,14 +31,6 @@ def batches() -> Batches:
         message = "This server keeps no files: start it with --files-dir FOLDER, or set server.files.folder."
         raise InvalidRequest(message, code="files_not_configured", status=404)
     return found
-
-
-def query() -> dict[str, str]:
-    """Of the URL. Raises InvalidRequest for a name that stands twice."""
-    twice = next((name for name, values in request.args.lists() if len(values) > 1), None)
-    if twice is not None:
-        raise InvalidRequest(f"{twice[:80]} stands twice in the URL.", param=twice[:80])
-    return request.args.to_dict()
 
 
 @routes.post("/v1/files")

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -10,6 +10,8 @@ from xlaserve.server.protocol.generation import GenerationRequest
 from xlaserve.server.protocol.tools import MAX_TOOLS, NamedTool, Tool, ToolChoice
 from xlaserve.server.unsupported import CHAT
 from xlaserve.server.validation import validate
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatRequest(GenerationRequest):
@@ -22,6 +24,7 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolChoice | None = None  # auto where there are tools
     parallel_tool_calls: bool | None = None  # true where there are tools
+    reasoning_effort: Effort | None = None
     include_reasoning: bool = True  # extension
     add_generation_prompt: bool = True  # extension
     continue_final_message: bool = False  # extension

@@ -54,9 +54,14 @@ def _true_or_false(value: Any) -> Any:
     return value
 
 
-class StreamOptions(Strict):
-    include_usage: bool | None = None
+class NoObfuscation(Strict):
+    """What stream_options may hold everywhere."""
+
     include_obfuscation: Annotated[Literal[False], BeforeValidator(_true_or_false)] | None = None
+
+
+class StreamOptions(NoObfuscation):
+    include_usage: bool | None = None
     continuous_usage_stats: bool | None = None  # extension
 
     @model_validator(mode="after")
@@ -66,12 +71,10 @@ class StreamOptions(Strict):
         return self
 
 
-class GenerationRequest(Strict):
-    """Ranges are checked by SamplingParams and SchedulingParams."""
+class TextRequest(Strict):
+    """The fields of every request for text. Ranges are checked by SamplingParams and SchedulingParams."""
 
     model: str
-    n: int | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None  # extension
@@ -96,9 +99,20 @@ class GenerationRequest(Strict):
     skip_special_tokens: bool = True  # extension
     spaces_between_special_tokens: bool = True  # extension
     include_stop_str_in_output: bool = False  # extension
+    structured_outputs: StructuredOutputs | None = None  # extension
+    priority: int = 0  # extension
+    timeout: float | None = None  # extension
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None  # extension
+    stream: bool = False
+
+
+class GenerationRequest(TextRequest):
+    """Those of completions and of chat completions."""
+
+    n: int | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None  # extension, as the next four, which are its older names
-    guided_json: GuidedJson | None = None
+    guided_json: GuidedJson | None = None  # as the next three an older name for structured_outputs
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
@@ -111,10 +125,6 @@ class GenerationRequest(Strict):
     truncate_prompt_tokens: int | None = None  # extension
     add_special_tokens: bool | None = None  # extension
     request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None  # extension
-    priority: int = 0  # extension
-    timeout: float | None = None  # extension
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None  # extension
-    stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = None  # no-op
     metadata: dict[str, str] | None = None  # no-op

@@ -1,0 +1,32 @@
+"""From a request to its answer over HTTP, whole or streamed."""
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from flask import Response
+
+from xlaserve.server import sse
+from xlaserve.server.http import client_request_id, json_response, liveness_check, read_json, server_state, tenant
+from xlaserve.server.jobs import Job
+
+if TYPE_CHECKING:
+    from xlaserve.engine.service import GenerationService
+
+
+def answer(make_job: "Callable[[GenerationService, dict[str, Any]], Job]") -> Response:
+    """Generates and answers. The request keeps its place until the answer has been sent."""
+    with ExitStack() as stack:
+        service = server_state().admit(stack)
+        job = make_job(service, read_json())
+        scheduling, check = job.asked.scheduling_params(tenant()), liveness_check()
+        if not job.asked.stream:
+            response = json_response(job.whole(service, scheduling, check))
+        else:
+            generations = job.start(service, scheduling, check)
+            stack.callback(generations.abort)
+            response = Response(job.stream(generations), mimetype="text/event-stream", headers=sse.HEADERS)
+            # Not the generator's own `finally`: one that was never started runs none.
+            response.call_on_close(stack.pop_all().close)
+        response.headers["X-Request-Id"] = job.asked.request_id or client_request_id() or job.renderer.id
+        return response

@@ -1,0 +1,111 @@
+"""From the JSON of POST /v1/responses to its answer. Knows of no connection."""
+
+import bisect
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from xlaserve.engine.generations import Generations
+from xlaserve.errors import InvalidRequest
+from xlaserve.sampling_params import SamplingParams
+from xlaserve.server.answer_form import AnswerForm
+from xlaserve.server.jobs import Job, chat_form
+from xlaserve.server.responses import Reply
+from xlaserve.server.responses_api.items import Item, to_messages, unanswered_output
+from xlaserve.server.responses_api.renderer import ResponsesRenderer
+from xlaserve.server.responses_api.replies import ResponseReply
+from xlaserve.server.responses_api.request import ResponsesRequest, parse_responses
+from xlaserve.server.responses_api.store import ResponseStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from xlaserve.engine.service import GenerationService
+    from xlaserve.scheduling_params import SchedulingParams
+
+TOO_LONG = "context_length_exceeded"  # OpenAI's code
+
+# What an error about the chat request calls a field, and what it is called here.
+_NAMES = {
+    "messages": "input",
+    "prompt": "input",
+    "max_tokens": "max_output_tokens",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text",
+    "reasoning_effort": "reasoning",
+}
+
+
+@dataclass(frozen=True)
+class ResponsesJob(Job):
+    renderer: ResponsesRenderer
+
+    def start(
+        self, service: "GenerationService", scheduling: "SchedulingParams", check: "Callable[[], None]"
+    ) -> Generations:
+        with _named_as_here():
+            return super().start(service, scheduling, check)
+
+    def _answer(self, generations: Generations) -> Reply:
+        return self.renderer.whole(generations)
+
+    def stream(self, generations: Generations) -> Iterator[bytes]:
+        return self.renderer.stream(generations)
+
+
+def responses_job(service: "GenerationService", data: dict[str, Any], store: ResponseStore, tenant: str) -> Job:
+    """Raises InvalidRequest."""
+    asked = parse_responses(data)
+    history: list[Item] = []
+    if asked.previous_response_id is not None:
+        history = store.conversation(asked.previous_response_id, tenant=tenant)
+    items = [*history, *asked.items()]
+    if call_id := unanswered_output(items):
+        message = f"No tool call found for function call output with call_id {call_id[:80]!r}."
+        raise InvalidRequest(message, param="input")
+    with _named_as_here():
+        form = _form(service, asked, to_messages(items))
+        params = form.sampling_params()
+    assert isinstance(params, SamplingParams)
+
+    def keep(response: ResponseReply) -> None:
+        if asked.store:
+            store.put(response.id, response.json_bytes(), items, tenant=tenant)
+
+    renderer = ResponsesRenderer(service.info.name, form, params, asked, keep)
+    return ResponsesJob(form.asked, params, [form.prompt_ids], renderer)
+
+
+def _form(service: "GenerationService", asked: ResponsesRequest, messages: list[dict[str, Any]]) -> AnswerForm:
+    """With truncation "auto", the oldest turns are left out, as few as will do: a turn begins with a user's message."""
+    if asked.truncation == "disabled":
+        return chat_form(service, asked.chat_request(messages))
+    turns = [index for index, message in enumerate(messages) if message["role"] == "user"][1:]
+    room = min(service.info.max_model_len, service.info.max_request_tokens) - (asked.max_output_tokens or 1)
+
+    def fits(start: int) -> bool:
+        try:
+            return len(chat_form(service, asked.chat_request(messages[start:])).prompt_ids) <= room
+        except InvalidRequest as error:
+            if error.code != TOO_LONG:
+                raise
+            return False
+
+    starts = [0, *turns]
+    first = bisect.bisect_left(starts[:-1], True, key=fits)
+    return chat_form(service, asked.chat_request(messages[starts[first] :]))
+
+
+@contextmanager
+def _named_as_here() -> Iterator[None]:
+    """Errors about a chat request name the fields of this one."""
+    try:
+        yield
+    except InvalidRequest as error:
+        name = _NAMES.get(error.param or "")
+        if name is None:
+            raise
+        message = re.sub(rf"^{error.param}\b", name, str(error))
+        raise InvalidRequest(message, param=name, code=error.code, status=error.status) from error
