@@ -20,7 +20,16 @@ import transformers as hf
 
 from tests import tiny_models
 from tests.tiny_configs import COMMON, CONFIGS, make_config
-from tests.tiny_models import BEAMS_FILE, BFLOAT16_FILE, DATA, GREEDY_FILE, LENGTHS, PROMPTS_FILE, SAMPLING_FILE
+from tests.tiny_models import (
+    BEAMS_FILE,
+    BFLOAT16_FILE,
+    DATA,
+    GREEDY_FILE,
+    HIDDEN_FILE,
+    LENGTHS,
+    PROMPTS_FILE,
+    SAMPLING_FILE,
+)
 
 SHARDS = {tiny_models.SHARDED: "20KB"}
 
@@ -75,6 +84,7 @@ def references() -> Iterator[tuple[Path, dict[str, Any]]]:
     yield GREEDY_FILE, dict(greedy_references())
     yield BEAMS_FILE, dict(beam_references())
     yield BFLOAT16_FILE, {name: bfloat16_errors(name) for name in tiny_models.BFLOAT16}
+    yield HIDDEN_FILE, {name: hidden_of(load(name), tiny_models.HIDDEN_PROMPT) for name in tiny_models.HIDDEN}
     yield SAMPLING_FILE, dict(sampling_references())
 
 
@@ -87,6 +97,13 @@ def load(name: str, dtype: str = "float32") -> Any:
 def logits_of(model, token_ids: list[int]) -> np.ndarray:
     """float32 [T, V]"""
     return model(torch.tensor([token_ids]), use_cache=False).logits[0].float().numpy()
+
+
+@torch.no_grad()
+def hidden_of(model, length: int) -> np.ndarray:
+    """float32 [T, D], after the final norm"""
+    token_ids = torch.tensor([tiny_models.prompt(length)])
+    return model.model(token_ids, use_cache=False).last_hidden_state[0].float().numpy()
 
 
 def greedy_references() -> Iterator[tuple[str, list[int]]]:

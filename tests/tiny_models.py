@@ -23,6 +23,7 @@ GREEDY_FILE = DATA / "greedy.json"
 BEAMS_FILE = DATA / "beams.json"
 BFLOAT16_FILE = DATA / "bfloat16.json"
 SAMPLING_FILE = DATA / "sampling.npz"
+HIDDEN_FILE = DATA / "hidden.npz"
 
 Tensors = dict[str, np.ndarray]
 
@@ -127,6 +128,8 @@ BEAM_SEARCHES = [  # how many tokens end an answer, num_beams, length_penalty
     for num_beams in (2, 3, 4)
     for length_penalty in (0.0, 1.0, 2.0)
 ]
+HIDDEN = ["llama", "mistral-window", "gemma3"]
+HIDDEN_PROMPT = 40  # tokens; what precedes a position is all that its hidden state depends on
 BFLOAT16 = ["llama", "qwen3", "gemma3"]
 
 VOCABULARIES = (5, 300, 2000)
@@ -191,6 +194,18 @@ def logits(name: str, lengths: Iterable[int]) -> list[np.ndarray]:
     """transformers' logits at every position of the prompts of these lengths, each float32 [T, V]."""
     recorded = load(logits_file(name))
     return [recorded[str(length)] for length in lengths]
+
+
+def logprobs(name: str) -> tuple[list[int], np.ndarray]:
+    """A prompt, and transformers' log_softmax at each of its positions, float64 [T, V]; any beginning of it will do."""
+    (found,) = logits(name, [40])
+    exact = found.astype(np.float64)
+    return prompt(40), exact - np.logaddexp.reduce(exact, axis=-1, keepdims=True)
+
+
+def hidden(name: str) -> tuple[list[int], np.ndarray]:
+    """A prompt, and transformers' hidden states after the final norm, float32 [T, D]; any beginning of it will do."""
+    return prompt(HIDDEN_PROMPT), load(HIDDEN_FILE)[name]
 
 
 def greedy(name: str, lengths: Iterable[int], num_tokens: int = GREEDY_TOKENS) -> list[list[int]]:

@@ -12,6 +12,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,10 @@ from xlaserve.runner.commands import (
     Command,
     CopyBlocks,
     OffloadBlocks,
+    Pool,
+    PoolResult,
+    PromptLogprobs,
+    PromptLogprobsResult,
     ResetRow,
     RestoreBlocks,
     Sample,
@@ -34,6 +39,7 @@ from xlaserve.runner.commands import (
 from xlaserve.sampling_params import MAX_LOGPROBS
 
 POISON = -1  # what unwritten memory holds
+HIDDEN_SIZE = 8
 WRONG = -2  # the token of a context that cannot be read: no test expects it
 
 NextToken = Callable[[Sequence[int]], int]
@@ -44,6 +50,19 @@ def toy_token(context: Sequence[int], *, vocab_size: int, seed: int = 0, positio
     position = len(context) if position is None else position
     key = np.asarray([*context, position, seed % 2**31], np.int32).tobytes()
     return zlib.crc32(key) % vocab_size
+
+
+def toy_score(context: Sequence[int], next_id: int, *, vocab_size: int) -> tuple[float, int, list[int], list[float]]:
+    """Of the token after `context`: its logprob, its rank, and the best ids with their logprobs."""
+    key = zlib.crc32(np.asarray([*context, next_id], np.int32).tobytes())
+    ids = [(key + i) % vocab_size for i in range(MAX_LOGPROBS)]
+    return -(key % 1000) / 128, 1 + key % 7, ids, [-(key % 10) - i / 4 for i in range(MAX_LOGPROBS)]
+
+
+def toy_hidden(context: Sequence[int]) -> np.ndarray:
+    """float32 [HIDDEN_SIZE], small integers."""
+    key = zlib.crc32(np.asarray(context, np.int32).tobytes())
+    return np.array([1 + (key >> shift) % 16 for shift in range(HIDDEN_SIZE)], np.float32)
 
 
 def toy_output(
@@ -84,18 +103,18 @@ def scripted(scripts: Mapping[tuple[int, ...], Sequence[int]], then: int) -> Nex
 @dataclass
 class ToyFuture:
     runner: "ToyRunner"
-    sampled: SampleResult
+    sent_back: Any
     ready_at: float
     error: BaseException | None
     arriving: dict[tuple[int, int], np.ndarray]  # what comes to which host slot
 
-    def result(self) -> SampleResult:
+    def result(self) -> Any:
         self.runner.released.wait()
         time.sleep(max(0.0, self.ready_at - time.monotonic()))
         if self.error:
             raise self.error
         self.runner.host.update(self.arriving)
-        return self.sampled
+        return self.sent_back
 
 
 class ToyRunner:
@@ -123,12 +142,14 @@ class ToyRunner:
         failure: BaseException | None = None,
         not_ok: Callable[[Sequence[int]], bool] = lambda context: False,
         windows: Sequence[int | None] = (),
+        max_outputs: int | None = None,
     ):
         self.num_blocks = list(num_blocks)
         self.num_padding_tokens = 0
         self.windows = list(windows) or [None] * len(self.num_blocks)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
+        self.max_outputs = max_num_seqs if max_outputs is None else max_outputs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.vocab_size = vocab_size
         self.next_token = next_token
@@ -181,6 +202,19 @@ class ToyRunner:
                     self._store[group][destination] = self._store[group][source]
             case Body():
                 self._body(command)
+            case PromptLogprobs(hidden_rows, next_ids):
+                scored = [self._score(row, next_id) for row, next_id in zip(hidden_rows, next_ids, strict=True)]
+                ok = [
+                    context is None or not self.not_ok(context)
+                    for context in map(self._hidden.__getitem__, hidden_rows)
+                ]
+                logprobs, ranks, top_ids, top_logprobs = map(np.array, zip(*scored, strict=True))
+                return self._future(PromptLogprobsResult(np.array(ok), logprobs, ranks, top_ids, top_logprobs))
+            case Pool(hidden_rows):
+                sums = [
+                    sum(self._toy_hidden(row) for row in range(first, first + count)) for first, count in hidden_rows
+                ]
+                return self._future(PoolResult(np.array(sums)))
             case Sample():
                 return self._sample(command)
 
@@ -212,7 +246,8 @@ class ToyRunner:
         self._check(rows == sorted(set(rows)), f"rows {rows} do not ascend")
         num_tokens = sum(row.num_tokens for row in command.rows)
         self._check(0 < num_tokens <= self.max_num_batched_tokens, f"{num_tokens} tokens in a step")
-        self._check(list(command.outputs) == [row for row in rows if row in command.outputs], "outputs")
+        self._check(list(command.outputs) == sorted(set(command.outputs)), "outputs")
+        self._check(len(command.outputs) <= self.max_outputs, f"{len(command.outputs)} outputs in a step")
         for group, row, column, block in command.table_deltas:
             self._tables[group][row, column] = block
         for row in command.rows:
@@ -224,7 +259,11 @@ class ToyRunner:
             self._computed[row.row] = row.start + row.num_tokens
         spans = {row.row: (row.start, row.start + row.num_tokens) for row in command.rows}
         contexts = {row: self._read(row, *span) for row, span in spans.items()}
-        self._hidden = [contexts[row] for row in command.outputs]
+        tokens = [(row, end) for row, (start, stop) in spans.items() for end in range(start + 1, stop + 1)]
+        self._hidden = [
+            None if (context := contexts[row]) is None else context[:end]
+            for row, end in (tokens[output] for output in command.outputs)
+        ]
         self._num_samples = command.num_samples
 
     def _write(self, row: int, position: int, token: int) -> None:
@@ -263,10 +302,20 @@ class ToyRunner:
             self._last_tokens[row.row] = tokens[-1]
         self._device_free_at = max(time.monotonic(), self._device_free_at) + self.step_seconds
         self._count("result")
-        error = self.failure if self._broken else None
         arriving, self._arriving = self._arriving, {}
-        sampled = self._result(tokens, ok, command.want_logprobs)
-        return ToyFuture(self, sampled, self._device_free_at, error, arriving)
+        return self._future(self._result(tokens, ok, command.want_logprobs), arriving)
+
+    def _future(self, result: Any, arriving: dict | None = None) -> ToyFuture:
+        error = self.failure if self._broken else None
+        return ToyFuture(self, result, self._device_free_at, error, arriving or {})
+
+    def _score(self, hidden_row: int, next_id: int) -> tuple[float, int, list[int], list[float]]:
+        context = self._hidden[hidden_row]
+        return toy_score([WRONG] if context is None else context, next_id, vocab_size=self.vocab_size)
+
+    def _toy_hidden(self, hidden_row: int) -> np.ndarray:
+        context = self._hidden[hidden_row]
+        return toy_hidden([WRONG] if context is None else context)
 
     def _keep_rules(self, row: int, position: int, token: int, context: list[int] | None) -> int:
         """The token, or the next one that the row's rules allow, by their sets alone; and counts it."""
@@ -322,5 +371,5 @@ def make_engine(
     manager = BlockManager(
         groups, block_size, max_step_tokens=max_num_batched_tokens, prefix_caching=prefix_caching, host=host
     )
-    scheduler = Scheduler(manager, **sizes, policy=make_policy(policy))
+    scheduler = Scheduler(manager, **sizes, policy=make_policy(policy), max_outputs=runner.max_outputs)
     return LLMEngine(scheduler, runner, async_scheduling=async_scheduling), runner

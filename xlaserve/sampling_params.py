@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
 
 from xlaserve.errors import InvalidRequest
 from xlaserve.grammar import Grammar
 
+PoolingType = Literal["last", "mean", "cls"]  # the hidden state of the last token, all tokens' mean, the first token's
 MAX_LOGPROBS = 20  # OpenAI's limit; what the device returns of each token
 MAX_BEAM_WIDTH = 10  # each beam needs as many alternatives, and one for each token that ends it
 MAX_LENGTH_PENALTY = 10
@@ -26,7 +28,7 @@ TEXT_OPTIONS = ("skip_special_tokens", "spaces_between_special_tokens", "include
 class SamplingParams:
     """Checked on construction: a wrong value raises `InvalidRequest` naming the field.
 
-    max_tokens: tokens to generate at most; None = what is left of the context.
+    max_tokens: tokens to generate at most; None = what is left of the context; 0 = the prompt is only computed.
     temperature: 0 = greedy, as is anything below MIN_TEMPERATURE. top_k: 0 or -1 = off. top_p: 1 = off.
     min_p: tokens less likely than this share of the likeliest are left out; 0 = off. presence_penalty: taken off the
     logits of tokens in the output, frequency_penalty: as often as they are there; repetition_penalty: what divides
@@ -34,7 +36,8 @@ class SamplingParams:
     pairs, of tokens and what is added to their logits. allowed_token_ids: no others are sampled, None = all.
     bad_words: texts that are not generated. min_tokens: so many are generated before EOS or a stop token may be.
     n: answers to the same prompt; with a seed all are reproducible, and differ. seed: None = drawn afresh for each
-    request. logprobs: None = off, else the number of alternatives (0..20).
+    request. logprobs: None = off, else the number of alternatives (0..20); prompt_logprobs: the same of
+    the prompt's tokens.
     skip_special_tokens, spaces_between_special_tokens: see `make_detokenizer`. include_stop_str_in_output: text ends
     with the stop string, or with the token, that ended it.
     reasoning: the output may begin with <think>...</think>, of thinking_token_budget tokens at most; None = no limit.
@@ -61,6 +64,7 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
     spaces_between_special_tokens: bool = True
     include_stop_str_in_output: bool = False
@@ -71,7 +75,8 @@ class SamplingParams:
     def __post_init__(self):
         _check("n", self.n, _is_int(self.n) and 1 <= self.n <= MAX_CHOICES, f"an integer from 1 to {MAX_CHOICES}")
         if self.max_tokens is not None:
-            _check("max_tokens", self.max_tokens, _is_int(self.max_tokens) and self.max_tokens >= 1, "an integer >= 1")
+            _check("max_tokens", self.max_tokens, _is_int(self.max_tokens) and self.max_tokens >= 0, "an integer >= 0")
+        _check("n", self.n, self.n == 1 or self.max_tokens != 0, "1 with max_tokens 0: no choice is made")
         _check("temperature", self.temperature, _in_range(self.temperature, 0, 2), "a number from 0 to 2")
         if self.temperature < MIN_TEMPERATURE:
             object.__setattr__(self, "temperature", 0.0)
@@ -91,9 +96,10 @@ class SamplingParams:
         _check("stop_token_ids", self.stop_token_ids, ids_ok, "token ids >= 0")
         for name in ("ignore_eos", "reasoning", *TEXT_OPTIONS):
             _check(name, getattr(self, name), isinstance(getattr(self, name), bool), "true or false")
-        if self.logprobs is not None:
-            allowed = _is_int(self.logprobs) and 0 <= self.logprobs <= MAX_LOGPROBS
-            _check("logprobs", self.logprobs, allowed, f"an integer from 0 to {MAX_LOGPROBS}")
+        for name, count in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if count is not None:
+                allowed = _is_int(count) and 0 <= count <= MAX_LOGPROBS
+                _check(name, count, allowed, f"an integer from 0 to {MAX_LOGPROBS}")
         if self.thinking_token_budget is not None:
             allowed = _is_int(self.thinking_token_budget) and self.thinking_token_budget >= 0
             _check("thinking_token_budget", self.thinking_token_budget, allowed, "an integer >= 0")
@@ -138,6 +144,21 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolingParams:
+    """Asks for a hidden state of the prompt, and for no answer: see PoolingType. Raises as SamplingParams."""
+
+    pooling: PoolingType = "last"
+    n: ClassVar[int] = 1
+
+    def __post_init__(self):
+        _check("pooling", self.pooling, self.pooling in get_args(PoolingType), "last, mean or cls")
+
+    @property
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(max_tokens=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class BeamSearchParams:
     """Checked on construction, as SamplingParams, whose fields of the same names mean the same.
 
@@ -164,6 +185,7 @@ class BeamSearchParams:
         limit = MAX_LENGTH_PENALTY
         allowed = f"a number from {-limit} to {limit}"
         _check("length_penalty", self.length_penalty, _in_range(self.length_penalty, -limit, limit), allowed)
+        _check("max_tokens", self.max_tokens, self.max_tokens != 0, "an integer >= 1")
         object.__setattr__(self, "stop_token_ids", self.greedy.stop_token_ids)
 
     @property

@@ -4,22 +4,24 @@ import threading
 from collections import defaultdict
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.toy_runner import WRONG, ToyRunner, make_engine, toy_output
+from tests.toy_runner import WRONG, ToyRunner, make_engine, toy_hidden, toy_output, toy_score
 from xlaserve.core.outputs import EngineOutput, TokenLogprobs
+from xlaserve.core.reading import Pooled, Pooling, PromptRead, PromptScores, Scoring, make_reading
 from xlaserve.core.request import Request, RequestStatus
 from xlaserve.engine.llm_engine import MAX_FAILURES, LLMEngine
 from xlaserve.errors import EngineUnavailable
-from xlaserve.sampling_params import SamplingParams
+from xlaserve.sampling_params import PoolingParams, PoolingType, SamplingParams
 
 VOCAB = 1000
 BOTH_CLOCKS = pytest.mark.parametrize("async_scheduling", [True, False])
 
 
-def make_request(prompt_ids, max_tokens=4, *, name="r", capacity=10_000, stop_ids=(), **params) -> Request:
+def make_request(
+    prompt_ids, max_tokens=4, *, name="r", capacity=10_000, stop_ids=(), pooling: PoolingType | None = None, **params
+) -> Request:
     asked: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens, "seed": 0} | params
     return Request(
         request_id=name,
@@ -29,6 +31,7 @@ def make_request(prompt_ids, max_tokens=4, *, name="r", capacity=10_000, stop_id
         stop_ids=frozenset(stop_ids),
         eos_ids=frozenset(stop_ids),
         seed=asked["seed"],
+        reading=make_reading(len(prompt_ids), PoolingParams(pooling=pooling) if pooling else SamplingParams(**asked)),
     )
 
 
@@ -42,6 +45,28 @@ def expected_output(request: Request, vocab_size: int = VOCAB) -> list[int]:
     )
 
 
+def assert_read(found: PromptRead | None, request: Request, vocab_size: int = VOCAB) -> None:
+    """What was read of the prompt is what the toy model makes of all that comes before each position."""
+    prompt, reading = request.prompt_ids, request.reading
+    if isinstance(reading, Pooling):
+        hidden = [toy_hidden(prompt[: end + 1]) for end in range(len(prompt))]
+        wanted = {len(prompt): np.mean(hidden, axis=0)}.get(reading.num_received, hidden[reading.end - 1])
+        assert isinstance(found, Pooled)
+        np.testing.assert_allclose(found.embedding, wanted, rtol=1e-6)
+    elif isinstance(reading, Scoring):
+        assert isinstance(found, PromptScores)
+        scores = [toy_score(prompt[:at], prompt[at], vocab_size=vocab_size) for at in range(1, len(prompt))]
+        columns = [[score[column] for score in scores] for column in range(4)]
+        num_top = request.params.prompt_logprobs
+        assert found.top_ids.shape == found.top_logprobs.shape == (len(prompt) - 1, num_top)
+        np.testing.assert_allclose(found.logprobs, columns[0], rtol=1e-6)
+        assert found.ranks.tolist() == columns[1]
+        assert found.top_ids.tolist() == [ids[:num_top] for ids in columns[2]]
+        assert found.top_logprobs.tolist() == [logprobs[:num_top] for logprobs in columns[3]]
+    else:
+        assert found is None
+
+
 def with_forks(request: Request, n: int) -> list[Request]:
     """The request and n - 1 further answers to it."""
     return [request, *(request.add_fork(f"{request.request_id} {i}", i) for i in range(1, n))]
@@ -53,6 +78,7 @@ class Collected:
     def __init__(self):
         self.token_ids: dict[str, list[int]] = defaultdict(list)
         self.logprobs: dict[str, list[TokenLogprobs]] = defaultdict(list)
+        self.read: dict[str, PromptRead] = {}
         self.last: dict[str, EngineOutput] = {}
 
     def add(self, outputs: list[EngineOutput]) -> None:
@@ -60,6 +86,10 @@ class Collected:
             assert output.request_id not in self.last, "an output after the last one"
             self.token_ids[output.request_id] += output.token_ids
             self.logprobs[output.request_id] += output.logprobs or ()
+            if output.read is not None:
+                assert output.request_id not in self.read, "once"
+                assert len(self.token_ids[output.request_id]) <= 1, "with the first token at the latest"
+                self.read[output.request_id] = output.read
             if output.finish_reason:
                 self.last[output.request_id] = output
 
@@ -83,94 +113,6 @@ def check_idle(engine: LLMEngine, runner: ToyRunner) -> None:
     assert [manager.num_free(g) for g in range(len(manager.groups))] == [n - 1 for n in runner.num_blocks]
     assert runner.violations == []
     assert not engine.has_work
-
-
-requests_strategy = st.tuples(
-    st.integers(1, 25),  # prompt length
-    st.integers(1, 12),  # max_tokens
-    st.sampled_from([0.0, 1.0]),  # temperature
-    st.booleans(),  # whether token 0 is EOS
-    st.integers(0, 2),  # which prompts begin alike
-    st.integers(0, 1),  # which salt
-    st.integers(1, 4),  # answers
-)
-traces = st.lists(
-    st.one_of(
-        st.tuples(st.just("add"), requests_strategy),
-        st.tuples(st.just("abort"), st.integers(0, 7)),
-        st.tuples(st.just("step"), st.integers(1, 5)),
-    ),
-    max_size=25,
-)
-
-
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
-@given(
-    trace=traces,
-    num_blocks=st.lists(st.integers(7, 14), min_size=1, max_size=2),
-    window=st.sampled_from([None, 1, 2, 5, 9]),
-    prefix_caching=st.booleans(),
-    host_slots=st.sampled_from([0, 0, 2, 9, 50]),
-    block_size=st.integers(1, 5),
-    rows=st.integers(1, 5),
-    budget=st.sampled_from([1, 3, 4, 8, 17]),
-    async_scheduling=st.booleans(),
-    fail_at=st.sets(st.tuples(st.sampled_from(["body", "sample", "result"]), st.integers(0, 30)), max_size=2),
-)
-def test_every_request_gives_what_it_gives_alone(
-    trace, num_blocks, window, prefix_caching, host_slots, block_size, rows, budget, async_scheduling, fail_at
-):
-    """Whatever the pool, the chunks, the batch-mates, what is cached, forks, preemptions, aborts and failed steps."""
-    vocab_size = 20  # small: EOS is met often
-    host = {"host_slots": host_slots, "host_min_tokens": 1 + host_slots % 3, "host_step_blocks": 1 + host_slots // 4}
-    engine, runner = make_engine(
-        num_blocks,
-        windows=[None, window][: len(num_blocks)],
-        prefix_caching=prefix_caching or host_slots > 0,
-        **host,
-        block_size=block_size,
-        max_num_seqs=rows,
-        max_num_batched_tokens=budget,
-        async_scheduling=async_scheduling,
-        vocab_size=vocab_size,
-        fail_at=fail_at,
-    )
-    capacity = engine.scheduler.block_manager.capacity
-    collected, requests = Collected(), []
-
-    def step():
-        collected.add(engine.step())
-        engine.scheduler.check_integrity()
-
-    for action, detail in trace:
-        if action == "add":
-            prompt_len, max_tokens, temperature, has_eos, family, salt, n = detail
-            number = len(requests)
-            prompt_ids = [(7 * family + i) % vocab_size for i in range(min(prompt_len, capacity - 1))]
-            options = {"temperature": temperature, "seed": number, "stop_ids": {0} if has_eos else ()}
-            request = make_request(prompt_ids, max_tokens, name=str(number), capacity=capacity, **options)
-            request.cache_salt = str(salt)
-            requests += with_forks(request, n)
-            engine.add_request(request)
-        elif action == "abort" and detail < len(requests):
-            output = engine.finish_request(requests[detail], "abort")
-            collected.add([output] if output else [])
-            engine.scheduler.check_integrity()
-        elif action == "step":
-            for _ in range(detail):
-                step()
-    for _ in range(2000):
-        if engine.has_work:
-            step()
-    check_idle(engine, runner)
-    for request in requests:
-        tokens, expected = collected.token_ids[request.request_id], expected_output(request, vocab_size)
-        if request.finish_reason == "abort":
-            assert tokens == expected[: len(tokens)]
-        else:
-            assert tokens == expected
-            reason = "stop" if expected[-1] in request.stop_ids else "length"
-            assert (collected.last[request.request_id].finish_reason, request.finish_reason) == (reason, reason)
 
 
 @BOTH_CLOCKS

@@ -57,7 +57,8 @@ def reset(runner: ModelRunner, row: int) -> None:
 
 def step(runner: ModelRunner, *rows: RowTokens, sampled: tuple[int, ...], masks=()):
     """One Body over `rows` and a Sample of the rows `sampled`."""
-    runner.execute(Body(rows, (), sampled, len(sampled)))
+    last = dict(zip((row.row for row in rows), itertools.accumulate(row.num_tokens for row in rows), strict=True))
+    runner.execute(Body(rows, (), tuple(last[row] - 1 for row in sampled), len(sampled)))
     ends = {row.row: row.start + row.num_tokens for row in rows}
     samples = tuple(SampleRow(index, row, ends[row]) for index, row in enumerate(sampled))
     future = runner.execute(Sample(samples, True, masks))

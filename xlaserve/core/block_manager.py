@@ -148,6 +148,8 @@ class BlockManager:
 
     def _match(self, request: Request, *, on_host: bool) -> PrefixHit:
         size, usable = self.block_size, len(request.token_ids) - 1
+        if request.reading is not None and request.reading.num_left:
+            usable = min(usable, request.reading.next)  # what is to be read must be computed
         found = [Found() for _ in self.pools]
         num_blocks = 0
         for column in range(usable // size):

@@ -6,6 +6,8 @@ Where there is one per token it is a class with slots, not frozen: that is made 
 from dataclasses import dataclass
 from typing import Literal
 
+from xlaserve.core.reading import PromptRead
+
 # timeout: its time was over before it ran at all; one that has run ends with "length" and the stop_reason "timeout".
 FinishReason = Literal["stop", "length", "abort", "error", "timeout"]
 
@@ -28,3 +30,4 @@ class EngineOutput:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it, or "timeout"; None for EOS
     error: str | None = None  # with finish_reason "error" or "timeout"
+    read: PromptRead | None = None  # of the prompt, if asked for: with the first token, or the end if none is sampled

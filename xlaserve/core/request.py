@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from xlaserve.core.constraint import Constraint
 from xlaserve.core.outputs import FinishReason
+from xlaserve.core.reading import Reading
 from xlaserve.sampling_params import SamplingParams
 
 
@@ -32,6 +33,7 @@ class Request:
     choice_index: int = 0  # which of the answers to one prompt; names its random numbers
     forbidden_ids: tuple[int, ...] = ()  # tokens that are never sampled
     constraint: Constraint | None = None  # what rules its next token, as far as tokens have come back
+    reading: Reading | None = None  # what is wanted of the prompt; always there where nothing is sampled
     forks: list["Request"] = field(default_factory=list)  # further answers, which begin once the prompt is computed
     keeps_rows: int = 0  # for requests that will continue this one, the first step of a beam search: so many at a time
     continues: "Request | None" = None  # such a first step, whose turn this one goes on with
@@ -92,9 +94,18 @@ class Request:
 
     @property
     def num_new_tokens(self) -> int:
-        """To be computed before the next one can be sampled; 0 when there is to be no next one."""
+        """To be computed before the next one can be sampled; 0 when there is to be no next one.
+
+        All of a prompt that is only read.
+        """
         num_tokens = len(self.token_ids) + self.num_in_flight
-        return num_tokens - self.num_computed_tokens if num_tokens < self.max_total_tokens else 0
+        wanted = num_tokens < self.max_total_tokens or num_tokens == len(self.prompt_ids)
+        return num_tokens - self.num_computed_tokens if wanted else 0
+
+    @property
+    def samples(self) -> bool:
+        """False: the prompt is only read."""
+        return self.max_total_tokens > len(self.prompt_ids)
 
     @property
     def num_output_tokens(self) -> int:

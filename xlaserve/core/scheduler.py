@@ -11,14 +11,15 @@ progresses, and everybody becomes the oldest some day. The same holds in every p
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from xlaserve.core.block_manager import BlockManager, PrefixHit
 from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
 from xlaserve.core.policy import FCFS
+from xlaserve.core.reading import ReadResult
 from xlaserve.core.request import Request, RequestStatus
-from xlaserve.core.step import ScheduledRow, ScheduledSample, SchedulerOutput, StepResult
+from xlaserve.core.step import ScheduledRow, ScheduledSample, SchedulerOutput, StepResult, logprobs_of
 from xlaserve.core.waiting import Policy
 
 NOT_FINITE = "The model's output for this request was not finite (NaN or infinity); it was stopped."
@@ -29,7 +30,7 @@ class Scheduler:
     """A request is in `waiting` or in `running` until it is finished. Host work per step: O(running + new tokens).
 
     policy: the queue, empty; None: first come, first served. long_prefill_token_threshold: prompt tokens of one request
-    per step at most.
+    per step at most. max_outputs: hidden states that a step can return, None: one per row.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Scheduler:
         max_num_batched_tokens: int,
         policy: Policy | None = None,
         long_prefill_token_threshold: int | None = None,
+        max_outputs: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert max_num_seqs >= 1
@@ -48,6 +50,7 @@ class Scheduler:
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = long_prefill_token_threshold or max_num_batched_tokens
+        self.max_outputs = max_outputs or max_num_seqs
         self.waiting = FCFS() if policy is None else policy
         self.running: dict[Request, None] = {}  # any leaves in O(1)
         self.num_preemptions = 0
@@ -70,13 +73,15 @@ class Scheduler:
             yield from request.forks
 
     def add(self, request: Request) -> None:
-        """Queues a request that the pool can hold and that has room for at least one token (the caller checks).
+        """Queues a request that the pool can hold and that has room for at least one token, unless its
+        prompt is only read (the caller checks).
 
         Its forks are added with it: as many rows are not needed at once, but the prompt is then computed again, as far
         as it is not found in shared blocks.
         """
         for each in (request, *request.forks):
-            assert 0 < each.num_prompt_tokens < each.max_total_tokens <= self.block_manager.capacity
+            assert 0 < each.num_prompt_tokens <= each.max_total_tokens <= self.block_manager.capacity
+            assert each.samples or (each.reading is not None and not each.forks)
         if request.continues is None:
             self.waiting.add(request)
         else:  # its turn has come before: it goes ahead of the newcomers, as what has lost its blocks does
@@ -158,9 +163,11 @@ class Scheduler:
         return not self.running or len(self._free_rows) > sum(self._kept_rows.values()) - num_begun
 
     def _admit(self, output: SchedulerOutput) -> None:
-        """Nobody overtakes the head of the queue, however long it has to wait for blocks."""
+        """Nobody overtakes the head of the queue, however long it has to wait for blocks, or for a step's outputs."""
         while output.num_tokens < self.max_num_batched_tokens and (request := self.waiting.peek()):
             if request.num_in_flight:  # preempted a moment ago: its last token's id is not known yet
+                break
+            if len(output.samples) + output.num_read >= self.max_outputs:  # only where prompts are read
                 break
             hit = self._find_place(request)
             if hit is None:
@@ -198,12 +205,14 @@ class Scheduler:
         Preempts the worst if need be. Called for each row of each step: of what it calls only `charge` is not rare.
         """
         start = request.num_computed_tokens
+        if request.reading is not None:
+            num_tokens = min(num_tokens, request.reading.longest_chunk(start, self._room_to_read(output, admitted)))
         end = start + (num_tokens if num_tokens < self.max_chunk else self.max_chunk)
         if end > request.num_own_slots and not self._allocate(request, end, output, admitted):
             return
         num_tokens, num_known = end - start, len(request.token_ids)
         token_ids = tuple(request.token_ids[start:end]) if start < num_known else None
-        samples = end == num_known + request.num_in_flight
+        samples = end == num_known + request.num_in_flight and end < request.max_total_tokens
         scheduled = ScheduledRow(request, request.row, start, num_tokens, token_ids, samples)
         output.rows.append(scheduled)
         output.num_tokens += num_tokens
@@ -212,6 +221,17 @@ class Scheduler:
         if samples:
             output.samples.append(scheduled)
             request.num_in_flight += 1
+        if request.reading is not None:
+            output.read(request, request.reading, start, end)
+
+    def _room_to_read(self, output: SchedulerOutput, admitted: bool) -> int:
+        """Of a step's outputs, what one request may have: at least one, as no other row needs more than one, and one
+        is left for a newcomer, whom a long prompt that is read would keep out."""
+        room = self.max_outputs - len(output.samples) - output.num_read
+        if not admitted:  # of those that run, some may not have been given theirs
+            room -= len(self.running) - len(output.rows) - 1
+        assert room >= 1
+        return room - (room > 1 and bool(self.waiting and self._free_rows))
 
     def _allocate(self, request: Request, num_tokens: int, output: SchedulerOutput, admitted: bool) -> bool:
         """Blocks for as many tokens in all; False when the request had to be preempted itself."""
@@ -285,7 +305,7 @@ class Scheduler:
                 continue
             request.num_in_flight -= 1
             if ok and token >= 0:
-                outputs.append(self._append_token(request, token, _logprobs(request, result, index)))
+                outputs.append(self._append_token(request, token, logprobs_of(request, result, index)))
             else:
                 error = NO_TOKEN if ok else NOT_FINITE
                 self.finish(request, "error")
@@ -303,12 +323,33 @@ class Scheduler:
         request.num_in_flight = 0
         return self._append_token(request, token, None)
 
+    def update_readings(self, output: SchedulerOutput, results: Sequence[ReadResult]) -> list[EngineOutput]:
+        """Gives what a step has read, in the order of READING_KINDS, to who asked for it: before `update`."""
+        outputs = []
+        failed = output.receive_readings(results)
+        for request, reading in ((each.request, each.reading) for each in output.readings):
+            if request.is_finished:
+                continue
+            if request in failed:
+                outputs.append(self._end_not_finite(request))
+            elif reading.is_complete and not request.samples:
+                self.finish(request, "length")
+                outputs.append(EngineOutput(request.request_id, finish_reason="length", read=reading.outcome()))
+        return outputs
+
+    def _end_not_finite(self, request: Request) -> EngineOutput:
+        self.finish(request, "error")
+        return EngineOutput(request.request_id, finish_reason="error", error=NOT_FINITE)
+
     def _append_token(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...] | None) -> EngineOutput:
         request.token_ids.append(token)
         if request.constraint is not None:
             request.constraint.advance(token)
         finish_reason: FinishReason | None = None
         stop_reason = None
+        read = None
+        if request.reading is not None and request.num_output_tokens == 1:
+            read = request.reading.outcome()
         if token in request.stop_ids:
             finish_reason = "stop"
             stop_reason = None if token in request.eos_ids else token
@@ -316,7 +357,7 @@ class Scheduler:
             finish_reason = "length"
         if finish_reason:
             self.finish(request, finish_reason)
-        return EngineOutput(request.request_id, (token,), logprobs, finish_reason, stop_reason)
+        return EngineOutput(request.request_id, (token,), logprobs, finish_reason, stop_reason, read=read)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request wherever it is; row and blocks are free at once. Its tokens in flight will be dropped.
@@ -347,6 +388,8 @@ class Scheduler:
             self._requeue(request)
         for request in self.waiting:
             request.num_in_flight = 0
+            if request.reading is not None:
+                request.reading.restart()
         self.block_manager.forget_all()
 
     def check_integrity(self) -> None:
@@ -363,12 +406,3 @@ class Scheduler:
         for request in self.waiting:
             assert request.status is RequestStatus.WAITING
             assert (request.row, request.num_computed_tokens, request.block_tables) == (-1, 0, [])
-
-
-def _logprobs(request: Request, result: StepResult, index: int) -> tuple[TokenLogprobs, ...] | None:
-    """Entry `index` as the request asked for it: None when it did not, else as many alternatives as it named."""
-    count = request.params.logprobs
-    if count is None:
-        return None
-    top = zip(result.top_ids[index, :count].tolist(), result.top_logprobs[index, :count].tolist(), strict=True)
-    return (TokenLogprobs(float(result.logprobs[index]), tuple(top)),)

@@ -9,6 +9,8 @@ from typing import Protocol
 
 import numpy as np
 
+from xlaserve.core.outputs import TokenLogprobs
+from xlaserve.core.reading import READING_KINDS, Reading, ReadResult
 from xlaserve.core.request import Request
 
 
@@ -42,6 +44,16 @@ class ScheduledSample:
 
 
 @dataclass(slots=True)
+class ScheduledReading:
+    """The positions of a request's prompt whose hidden states feed a head in this step; there may be none left."""
+
+    request: Request
+    row: int
+    reading: Reading
+    positions: range
+
+
+@dataclass(slots=True)
 class BlockMoves:
     """Whole blocks brought where they are needed: all restores, then the copies in order."""
 
@@ -55,12 +67,41 @@ class SchedulerOutput:
 
     rows: list[ScheduledRow] = field(default_factory=list)
     samples: list[ScheduledRow | ScheduledSample] = field(default_factory=list)
+    readings: list[ScheduledReading] = field(default_factory=list)  # in their order the results come back
+    num_read: int = 0  # positions, of all readings
     admitted: list[Request] = field(default_factory=list)  # took a row in this step; their tables are new as a whole
     table_deltas: list[tuple[int, int, int, int]] = field(default_factory=list)  # (group, row, column, block), others
     offloads: list[tuple[int, int, int]] = field(default_factory=list)  # (group, block, host slot), before all else
     moves: list[BlockMoves] = field(default_factory=list)  # then these in order, before anything is written
     preempted: list[Request] = field(default_factory=list)
     num_tokens: int = 0
+
+    def read(self, request: Request, reading: Reading, start: int, end: int) -> None:
+        """Has read what is left to be read of the request's tokens from position `start` to `end`."""
+        positions = reading.take(start, end)
+        if positions or not request.samples:  # who samples nothing waits for its last step
+            self.readings.append(ScheduledReading(request, request.row, reading, positions))
+            self.num_read += len(positions)
+
+    def readings_of(self, kind: type[Reading]) -> list[ScheduledReading]:
+        """Those that read something in this step."""
+        return [each for each in self.readings if isinstance(each.reading, kind) and each.positions]
+
+    def receive_readings(self, results: Sequence[ReadResult]) -> set[Request]:
+        """Gives the results, in the order of READING_KINDS, to whom they are for; returns those of not finite ones.
+
+        Who has ended meanwhile may share its reading with others: it receives as well.
+        """
+        failed, found = set(), iter(results)
+        for kind in READING_KINDS:
+            if readings := self.readings_of(kind):
+                result, index = next(found), 0
+                for each in readings:
+                    count = len(each.positions)
+                    if not each.reading.receive(result, index, count):
+                        failed.add(each.request)
+                    index += each.reading.num_entries(count)
+        return failed
 
     def move(self, restores: Sequence[tuple[int, int, int]], copies: Sequence[tuple[int, int, int]]) -> None:
         """Adds restores, and copies that come after them.
@@ -87,3 +128,12 @@ class StepResult(Protocol):
     def top_ids(self) -> np.ndarray: ...  # int [n, k]
     @property
     def top_logprobs(self) -> np.ndarray: ...  # float [n, k]
+
+
+def logprobs_of(request: Request, result: StepResult, index: int) -> tuple[TokenLogprobs, ...] | None:
+    """Entry `index` as the request asked for it: None when it did not, else as many alternatives as it named."""
+    count = request.params.logprobs
+    if count is None:
+        return None
+    top = zip(result.top_ids[index, :count].tolist(), result.top_logprobs[index, :count].tolist(), strict=True)
+    return (TokenLogprobs(float(result.logprobs[index]), tuple(top)),)

@@ -130,6 +130,7 @@ def _start(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         policy=make_policy(config.scheduler.policy, {name: tenant.weight for name, tenant in tenants.items()}),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
+        max_outputs=settings.buckets.outputs[-1],
     )
     engine = LLMEngine(scheduler, runner, async_scheduling=config.scheduler.async_scheduling)
     checkpoint = model.checkpoint

@@ -58,5 +58,7 @@ def _go_on(scheduler: Scheduler, request: Request) -> tuple[np.ndarray | None, l
 
 
 def _may_be_forced(request: Request) -> bool:
-    """Not where the device is to tell logprobs of each token, or count it, or may be forbidden to sample it."""
-    return request.params.logprobs is None and not has_rules(request)
+    """Not where the device is to tell logprobs of each token, or count it, or may be forbidden to sample it; nor where
+    it has yet to tell what the prompt was read for, which comes with the first token."""
+    is_read = request.reading is None or request.reading.is_complete
+    return is_read and request.params.logprobs is None and not has_rules(request)

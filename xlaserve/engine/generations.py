@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from xlaserve.engine.completion import Completion
 from xlaserve.errors import EngineUnavailable, GenerationFailed, RequestTimedOut
-from xlaserve.sampling_params import BeamSearchParams, SamplingParams
+from xlaserve.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xlaserve.engine.output_processor import TextDelta
     from xlaserve.engine.service import Generation, GenerationService
 
-Params = SamplingParams | BeamSearchParams
+Params = SamplingParams | PoolingParams | BeamSearchParams
 
 POLL_SECONDS = 0.5  # how soon what `check` looks at is noticed while nothing is generated
 
@@ -47,7 +47,7 @@ class Generations:
         self.by_index: list[Generation | BeamAnswer] = []
         self._running: dict[int, Generation | BeamAnswer] = {}
         self._news = threading.Event()  # set when any of them has something new
-        sampled = [one for one in each if isinstance(one, SamplingParams)]
+        sampled = [one for one in each if not isinstance(one, BeamSearchParams)]
         if len(sampled) == len(each):  # all of them are queued or none
             submitted = service.submit_all(prompts, sampled, ids, self._news, scheduling)
             for prompt_ids, generation in zip(prompts, submitted, strict=True):

@@ -6,26 +6,26 @@ two clocks account for.
 
 import logging
 from collections import deque
+from dataclasses import dataclass
 
 from xlaserve.core.deadlines import Deadlines
 from xlaserve.core.outputs import EngineOutput, FinishReason
+from xlaserve.core.reading import ReadResult
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.core.step import SchedulerOutput
 from xlaserve.engine.constrained import constrain
 from xlaserve.engine.logit_rules import logit_rules
+from xlaserve.engine.step_commands import StepCommands
 from xlaserve.errors import EngineUnavailable
 from xlaserve.runner.commands import (
-    Body,
     CopyBlocks,
     OffloadBlocks,
     ResetRow,
     RestoreBlocks,
-    RowTokens,
     Runner,
     Sample,
     SampleResult,
-    SampleRow,
     StepFuture,
 )
 
@@ -33,7 +33,19 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # in a row, no token coming back in between
 FAILED = "The engine has failed; its log tells why."
-TIMED_OUT = "The timeout of this request was over before the engine had room for it."
+TIMED_OUT = "The timeout of this request was over before the engine had anything for it."
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step in flight."""
+
+    scheduled: SchedulerOutput
+    readings: list[StepFuture]  # of each kind that the step has, in the order of READING_KINDS
+    sampled: StepFuture
+
+
+_Result = tuple[SchedulerOutput, list[ReadResult], SampleResult]  # what a step has brought
 
 
 class LLMEngine:
@@ -45,7 +57,7 @@ class LLMEngine:
         self.last_step_tokens = 0  # launched by the last step()
         self._runner = runner
         self._steps_ahead = 1 if async_scheduling else 0
-        self._in_flight: deque[tuple[SchedulerOutput, StepFuture]] = deque()
+        self._in_flight: deque[_Step] = deque()
         self._num_failures = 0
         self._deadlines = Deadlines()
 
@@ -75,11 +87,13 @@ class LLMEngine:
     def expire(self, now: float) -> list[EngineOutput]:
         """Ends the requests whose deadline has passed, wherever they are; tokens in flight are dropped.
 
-        One that has begun ends like one that has reached its length; `now` is of time.monotonic().
+        One that has begun ends like one that has reached its length, unless its prompt was to be read and has not been;
+        `now` is of time.monotonic().
         """
         outputs = []
         for request in self._deadlines.pop_expired(now):
-            if request.first_scheduled_time is None:
+            has_nothing = request.reading is not None and not request.reading.is_complete
+            if request.first_scheduled_time is None or has_nothing:
                 self.scheduler.finish(request, "timeout")
                 outputs.append(EngineOutput(request.request_id, finish_reason="timeout", error=TIMED_OUT))
             else:
@@ -101,22 +115,24 @@ class LLMEngine:
         outputs: list[EngineOutput] = []
         try:
             if scheduled.rows:
-                self._launch_body(scheduled)
-                sample = _sample(scheduled)  # before anything comes back: who ends with that has no row any more
+                commands = StepCommands(scheduled)
+                readings = self._launch_body(scheduled, commands)
+                sample = commands.sample()  # before anything comes back: who ends with that has no row any more
                 if any(each.request.constraint is not None for each in scheduled.samples):
                     outputs += self._update(self._resolve(keep=0))  # what may come next depends on it
                     sample, more = constrain(self.scheduler, scheduled, sample)
                     outputs += more
                 future = self._runner.execute(sample)
                 assert future is not None
-                self._in_flight.append((scheduled, future))
+                self._in_flight.append(_Step(scheduled, readings, future))
             outputs += self._update(self._resolve(keep=self._steps_ahead if scheduled.rows else 0))
         except Exception as error:
             outputs += self._recover(error)
         return outputs
 
-    def _launch_body(self, scheduled: SchedulerOutput) -> None:
-        """A Sample follows, even of no rows: its future is what keeps the host from running far ahead."""
+    def _launch_body(self, scheduled: SchedulerOutput, commands: StepCommands) -> list[StepFuture]:
+        """Returns the futures of what reads prompts. A Sample follows, even of no rows: its future is what keeps the
+        host from running far ahead."""
         if scheduled.offloads:
             self._runner.execute(OffloadBlocks(tuple(scheduled.offloads)))
         for request in scheduled.admitted:
@@ -126,20 +142,27 @@ class LLMEngine:
                 self._runner.execute(RestoreBlocks(tuple(moves.restores)))
             if moves.copies:
                 self._runner.execute(CopyBlocks(tuple(moves.copies)))
-        self._runner.execute(_body(scheduled))
+        self._runner.execute(commands.body())
+        return [future for command in commands.readings() if (future := self._runner.execute(command)) is not None]
 
-    def _update(self, resolved: list[tuple[SchedulerOutput, SampleResult]]) -> list[EngineOutput]:
-        outputs = [output for step, result in resolved for output in self.scheduler.update(step, result)]
+    def _update(self, resolved: list[_Result]) -> list[EngineOutput]:
+        outputs: list[EngineOutput] = []
+        for step, read, sampled in resolved:
+            if step.readings:
+                outputs += self.scheduler.update_readings(step, read)
+                self._num_failures = 0
+            outputs += self.scheduler.update(step, sampled)
         if outputs:
             self._num_failures = 0
         return outputs
 
-    def _resolve(self, keep: int) -> list[tuple[SchedulerOutput, SampleResult]]:
+    def _resolve(self, keep: int) -> list[_Result]:
         """Waits for all steps in flight but the newest `keep`."""
         resolved = []
         while len(self._in_flight) > keep:
-            step, future = self._in_flight.popleft()
-            resolved.append((step, future.result()))
+            step = self._in_flight.popleft()
+            read = [future.result() for future in step.readings]
+            resolved.append((step.scheduled, read, step.sampled.result()))
         return resolved
 
     def _recover(self, error: Exception) -> list[EngineOutput]:
@@ -178,22 +201,4 @@ def _reset_row(request: Request) -> ResetRow:
         choice_index=request.choice_index,
         min_p=params.min_p,
         rules=logit_rules(request),
-    )
-
-
-def _body(scheduled: SchedulerOutput) -> Body:
-    return Body(
-        rows=tuple(RowTokens(row.row, row.start, row.num_tokens, row.token_ids) for row in scheduled.rows),
-        table_deltas=tuple(scheduled.table_deltas),
-        outputs=tuple(row.row for row in scheduled.rows if row.samples),
-        num_samples=len(scheduled.samples),
-    )
-
-
-def _sample(scheduled: SchedulerOutput) -> Sample:
-    outputs = (row.row for row in scheduled.rows if row.samples)
-    hidden_rows = {row: index for index, row in enumerate(outputs)}
-    rows = (SampleRow(hidden_rows[sample.row], sample.request.row, sample.position) for sample in scheduled.samples)
-    return Sample(
-        tuple(rows), want_logprobs=any(sample.request.params.logprobs is not None for sample in scheduled.samples)
     )

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
+from xlaserve.core.reading import Pooled, PromptRead, PromptScores
 from xlaserve.engine.detokenizer import make_detokenizer
 from xlaserve.engine.stop_strings import StopStrings
 from xlaserve.sampling_params import SamplingParams
@@ -39,6 +42,17 @@ class Measured:
 
 
 @dataclass(frozen=True)
+class PromptToken:
+    """One token of the prompt. The first has no logprob and no rank, as the model has nothing to tell it from."""
+
+    token_id: int
+    token: str  # as in TokenLogprob
+    logprob: float | None = None
+    rank: int | None = None  # 1 for the likeliest of the vocabulary
+    top: tuple[tuple[int, str, float], ...] = ()  # (id, token, logprob), best first
+
+
+@dataclass(frozen=True)
 class TextDelta:
     """What is new since the last one. Text may lag behind `token_ids`: what may become a stop string is held back."""
 
@@ -48,6 +62,8 @@ class TextDelta:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None  # the stop token id or string that ended the output, "timeout"; None for EOS
     error: str | None = None  # with finish_reason "error" or "timeout"
+    prompt_tokens: tuple[PromptToken, ...] | None = None  # of the first delta, if their logprobs were asked for
+    embedding: np.ndarray | None = None  # float32 [D], not normalised: of a request that asks for it, and nothing else
     score: float | None = None  # of an answer that a beam search has found
     measured: Measured | None = None  # of the last delta
 
@@ -63,6 +79,7 @@ class OutputProcessor:
     ):
         self._tokenizer = tokenizer
         self._wants_logprobs = params.logprobs is not None
+        self._prompt_ids = prompt_ids
         self._stop_ids = frozenset() if params.include_stop_str_in_output else stop_ids
         self._detokenizer = make_detokenizer(
             tokenizer,
@@ -109,7 +126,27 @@ class OutputProcessor:
         logprobs = None
         if self._wants_logprobs:
             logprobs = tuple(map(self._logprob, token_ids, (output.logprobs or ())[:num_tokens]))
-        return TextDelta(text, token_ids, logprobs, finish_reason, stop_reason, output.error)
+        return TextDelta(
+            text, token_ids, logprobs, finish_reason, stop_reason, output.error, self._prompt_tokens(output.read),
+            output.read.embedding if isinstance(output.read, Pooled) else None,
+        )  # fmt: skip
+
+    def _prompt_tokens(self, read: PromptRead | None) -> tuple[PromptToken, ...] | None:
+        if not isinstance(read, PromptScores):
+            return None
+        show = self._tokenizer.token_text
+        columns = (read.logprobs, read.ranks, read.top_ids, read.top_logprobs)
+        scored = zip(self._prompt_ids[1:], *(column.tolist() for column in columns), strict=True)
+        return (
+            PromptToken(self._prompt_ids[0], show(self._prompt_ids[0])),
+            *(
+                PromptToken(
+                    token_id, show(token_id), logprob, rank,
+                    tuple((i, show(i), top) for i, top in zip(ids, tops, strict=True) if top > -np.inf),
+                )
+                for token_id, logprob, rank, ids, tops in scored
+            ),
+        )  # fmt: skip
 
     def _logprob(self, token_id: int, found: TokenLogprobs) -> TokenLogprob:
         show, spell = self._tokenizer.token_text, self._tokenizer.token_bytes

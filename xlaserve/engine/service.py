@@ -13,6 +13,7 @@ from typing import Any
 
 from xlaserve.core.bad_words import BadWords
 from xlaserve.core.constraint import AllOf
+from xlaserve.core.reading import make_reading
 from xlaserve.core.request import Request
 from xlaserve.engine.bad_words import bad_word_ids
 from xlaserve.engine.beam_search import BeamAnswer, BeamSearch
@@ -24,7 +25,7 @@ from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelt
 from xlaserve.engine.reasoning_rules import with_reasoning
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
-from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, SamplingParams
+from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, PoolingParams, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
 
@@ -118,7 +119,7 @@ class GenerationService:
     def submit(
         self,
         prompt_ids: Sequence[int],
-        params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         request_id: str | None = None,
         news: Event | None = None,
         scheduling: SchedulingParams = NO_PREFERENCE,
@@ -136,7 +137,7 @@ class GenerationService:
     def submit_all(
         self,
         prompts: Sequence[Sequence[int]],
-        params: Sequence[SamplingParams],
+        params: Sequence[SamplingParams | PoolingParams],
         request_ids: Sequence[str | None],
         news: Event | None = None,
         scheduling: SchedulingParams = NO_PREFERENCE,
@@ -189,8 +190,13 @@ class GenerationService:
         return best
 
     def _request(
-        self, prompt_ids: Sequence[int], params: SamplingParams, request_id: str | None, scheduling: SchedulingParams
+        self,
+        prompt_ids: Sequence[int],
+        asked: SamplingParams | PoolingParams,
+        request_id: str | None,
+        scheduling: SchedulingParams,
     ) -> Request:
+        params = asked.sampling if isinstance(asked, PoolingParams) else asked
         try:
             prompt_ids = [operator.index(token_id) for token_id in prompt_ids]
         except TypeError:
@@ -229,6 +235,7 @@ class GenerationService:
             cache_salt=scheduling.cache_salt,
             constraint=constraint,
             forbidden_ids=tuple(ids[0] for ids in bad_words if len(ids) == 1),
+            reading=make_reading(len(prompt_ids), asked),
         )
         _check_choice(request)
         for index in range(1, params.n):
@@ -256,8 +263,9 @@ class GenerationService:
                 wrong = next(i for i in ids if not 0 <= i < info.vocab_size)
                 message = f"{name}: token id {wrong} is not in the vocabulary (0 to {info.vocab_size - 1})."
                 raise InvalidRequest(message, param=name)
-        if len(prompt_ids) >= info.max_model_len:
-            asked = params.max_tokens or 1
+        room = 0 if params.max_tokens == 0 else 1  # for the output
+        if len(prompt_ids) + room > info.max_model_len:
+            asked = room and (params.max_tokens or 1)
             raise InvalidRequest(
                 f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
                 f"{len(prompt_ids) + asked} tokens ({len(prompt_ids)} in the messages, {asked} in the completion). "
@@ -265,7 +273,7 @@ class GenerationService:
                 param="prompt",
                 code="context_length_exceeded",
             )
-        if len(prompt_ids) >= info.max_request_tokens:
+        if len(prompt_ids) + room > info.max_request_tokens:
             raise InvalidRequest(
                 f"The prompt has {len(prompt_ids)} tokens, but the KV cache of this server holds only "
                 f"{info.max_request_tokens}, prompt and completion together. Please send a shorter prompt.",

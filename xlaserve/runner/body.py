@@ -21,7 +21,7 @@ FROM_DEVICE = -1  # in token_ids: the row's last sampled token
 
 @dataclass(frozen=True)
 class BodyShape:
-    """Letters: T padded tokens, R rows, S output rows."""
+    """Letters: T padded tokens, R rows, S output tokens."""
 
     num_tokens: int  # T
     num_rows: int  # R
@@ -38,7 +38,7 @@ class BodyShape:
                 ("token_ids", (self.num_tokens,)),
                 ("query_lens", (self.num_rows,)),
                 ("starts", (self.num_rows,)),
-                ("output_rows", (self.num_outputs,)),
+                ("output_tokens", (self.num_outputs,)),
                 ("deltas", (self.num_groups * per_group, 4)),
             )
         )
@@ -54,7 +54,7 @@ def pack_body(shape: BodyShape, command: Body) -> np.ndarray:
         parts["query_lens"][row.row] = row.num_tokens
         parts["starts"][row.row] = row.start
         place = end
-    parts["output_rows"][: len(command.outputs)] = command.outputs
+    parts["output_tokens"][: len(command.outputs)] = command.outputs
     parts["deltas"][:, 0] = DROPPED
     if command.table_deltas:
         parts["deltas"][: len(command.table_deltas)] = command.table_deltas
@@ -90,8 +90,7 @@ def make_body(
             )
             for table in block_tables
         )
-        output_tokens = jnp.maximum(query_start_loc[parts["output_rows"] + 1] - 1, 0)
-        batch = ForwardBatch(token_ids, positions, output_tokens, groups)
+        batch = ForwardBatch(token_ids, positions, parts["output_tokens"], groups)
         hidden, kv_caches = forward(params, config, plan, kv_caches, batch)
         return hidden, kv_caches, block_tables
 

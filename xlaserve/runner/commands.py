@@ -5,9 +5,11 @@ What a step has many of is a named tuple: it is made three times as fast as a fr
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
+
+Result = TypeVar("Result", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,23 @@ class RowTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class Body:
-    """Computes hidden states and KV of `rows`, ascending; `outputs` are the rows whose last token feeds a head."""
+    """Computes hidden states and KV of `rows`, ascending; `outputs` are the tokens that feed a head.
+
+    They are counted from the step's first: those of the first row, then those of the second ...
+    """
 
     rows: tuple[RowTokens, ...]
     table_deltas: tuple[tuple[int, int, int, int], ...]  # (group, row, column, block), applied before the body
     outputs: tuple[int, ...]
     num_samples: int  # rows of the Sample to come, at most: more than outputs where one feeds several
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """What the model makes of tokens that are known: each of `next_ids` follows the token of that hidden row."""
+
+    hidden_rows: tuple[int, ...]  # indices into the last Body's outputs
+    next_ids: tuple[int, ...]
 
 
 class SampleRow(NamedTuple):
@@ -98,15 +111,25 @@ class SampleRow(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Pool:
+    """Sums hidden states of the last Body."""
+
+    hidden_rows: tuple[tuple[int, int], ...]  # of each sum: the first of its outputs, and how many; none is in two
+
+
+@dataclass(frozen=True)
 class Sample:
-    """Follows every Body. Without `rows` (no prompt ends in this step) its future tells of the body's end."""
+    """Follows every Body, and what else is made of its outputs.
+
+    Without `rows` (no prompt ends in this step) its future tells of the body's end.
+    """
 
     rows: tuple[SampleRow, ...]
     want_logprobs: bool  # some row asks for alternatives; others cost nothing
     masks: tuple[tuple[int, np.ndarray], ...] = ()  # (index into rows, int32 [ceil(V / 32)]): bits of allowed tokens
 
 
-Command = ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | Sample
+Command = ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | PromptLogprobs | Pool | Sample
 
 
 @dataclass(frozen=True)
@@ -120,17 +143,36 @@ class SampleResult:
     top_logprobs: np.ndarray  # float32 [n, MAX_LOGPROBS]
 
 
-class StepFuture(Protocol):
-    def result(self) -> SampleResult:
-        """Waits for the device and returns the sampled tokens; raises what the step raised."""
+@dataclass(frozen=True)
+class PromptLogprobsResult:
+    """Host arrays, one entry per hidden row asked for."""
+
+    ok: np.ndarray  # bool [n]; False: the logits were not finite
+    logprobs: np.ndarray  # float32 [n], of the next id
+    ranks: np.ndarray  # int32 [n], of the next id; 1: none is likelier
+    top_ids: np.ndarray  # int32 [n, MAX_LOGPROBS]
+    top_logprobs: np.ndarray  # float32 [n, MAX_LOGPROBS]; -inf where the vocabulary has no more
+
+
+@dataclass(frozen=True)
+class PoolResult:
+    """Host array."""
+
+    sums: np.ndarray  # float32 [n, D], in the order asked for
+
+
+class StepFuture(Protocol[Result]):
+    def result(self) -> Result:
+        """Waits for the device and returns what the command was for; raises what the step raised."""
         ...
 
 
 class Runner(Protocol):
     num_padding_tokens: int  # computed so far for no request, as bodies take fixed numbers of tokens
 
-    def execute(self, command: Command) -> StepFuture | None:
-        """Launches a command without waiting for it. Only Sample returns a future."""
+    def execute(self, command: Command) -> StepFuture[Any] | None:
+        """Launches a command without waiting for it. Those with a result return its future: Sample a SampleResult,
+        PromptLogprobs a PromptLogprobsResult, Pool a PoolResult."""
         ...
 
     def rebuild(self) -> None:

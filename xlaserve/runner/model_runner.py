@@ -3,7 +3,7 @@
 Donated arrays are rebound on the line that donates them. It knows nothing of requests, text or scheduling.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,56 +18,22 @@ from xlaserve.runner.commands import (
     Command,
     CopyBlocks,
     OffloadBlocks,
+    Pool,
+    PromptLogprobs,
     ResetRow,
     RestoreBlocks,
     Sample,
-    SampleResult,
+    StepFuture,
 )
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.heads.sample import SampleOutput, pack_masks, pack_sample, sample_packing
+from xlaserve.runner.futures import BodyFuture, PoolFuture, PromptLogprobsFuture, SampleFuture
+from xlaserve.runner.heads.pool import pack_pool, pool_packing
+from xlaserve.runner.heads.prompt_logprobs import pack_prompt_logprobs, prompt_logprobs_packing
+from xlaserve.runner.heads.sample import pack_masks, pack_sample, sample_packing
 from xlaserve.runner.host_blocks import Arrival, Blocks, HostSlots, pack_blocks, rounds
 from xlaserve.runner.kv_cache import pack_copies
 from xlaserve.runner.programs import Programs, ProgramShapes
 from xlaserve.runner.row_state import mask_words, pack_reset, pack_rules
-from xlaserve.sampling_params import MAX_LOGPROBS
-
-
-@dataclass
-class BodyFuture:
-    """A body under way that feeds no head."""
-
-    hidden: Array
-    arrivals: list[Arrival]  # on their way since the step began
-
-    def result(self) -> SampleResult:
-        """Waits for the device. Raises what the step raised."""
-        self.hidden.block_until_ready()
-        for arrival in self.arrivals:
-            arrival.complete()
-        none = np.zeros((0, MAX_LOGPROBS), np.float32)
-        return SampleResult(none[:, 0].astype(np.int32), none[:, 0] == 0, none[:, 0], none.astype(np.int32), none)
-
-
-@dataclass
-class SampleFuture:
-    """A Sample under way."""
-
-    output: SampleOutput
-    num_rows: int
-    want_logprobs: bool
-    arrivals: list[Arrival]  # on their way since the step began
-
-    def result(self) -> SampleResult:
-        """Waits for the device. Raises what the step raised."""
-        n, out = self.num_rows, self.output
-        tokens, ok = np.asarray(out.tokens)[:n], np.asarray(out.ok)[:n]
-        for arrival in self.arrivals:
-            arrival.complete()
-        if not self.want_logprobs:  # three transfers saved
-            none = np.zeros((n, MAX_LOGPROBS), np.float32)
-            return SampleResult(tokens, ok, none[:, 0], none.astype(np.int32), none)
-        rest = (np.asarray(x)[:n] for x in (out.logprobs, out.top_ids, out.top_logprobs))
-        return SampleResult(tokens, ok, *rest)
 
 
 class ModelRunner:
@@ -107,8 +73,8 @@ class ModelRunner:
             size: jax.device_put(np.full((size, words), -1, np.int32), self._sharding) for size in self.buckets.outputs
         }
 
-    def execute(self, command: Command) -> SampleFuture | BodyFuture | None:
-        """Launches `command`; only Sample returns a future."""
+    def execute(self, command: Command) -> StepFuture[Any] | None:
+        """Launches `command`; PromptLogprobs, Pool and Sample return a future."""
         match command:
             case ResetRow():
                 return self._reset_row(command)
@@ -121,6 +87,10 @@ class ModelRunner:
                 self._kv_caches = self.programs.copy_blocks(self._kv_caches, packed)
             case Body():
                 return self._body(command)
+            case PromptLogprobs():
+                return self._prompt_logprobs(command)
+            case Pool():
+                return self._pool(command)
             case Sample():
                 return self._sample(command)
 
@@ -163,6 +133,22 @@ class ModelRunner:
             self._params, self._kv_caches, state.block_tables, state.last_tokens, packed
         )
         self._state = replace(state, block_tables=tables)
+
+    def _prompt_logprobs(self, command: PromptLogprobs) -> PromptLogprobsFuture:
+        assert self._hidden is not None, "PromptLogprobs before any Body"
+        size = self._hidden.shape[0]
+        packed = pack_prompt_logprobs(prompt_logprobs_packing(size), command)
+        output = self.programs.prompt_logprobs[size](self._head_weight, self._hidden, packed)
+        for array in jax.tree.leaves(output):
+            array.copy_to_host_async()
+        return PromptLogprobsFuture(output, len(command.hidden_rows))
+
+    def _pool(self, command: Pool) -> PoolFuture:
+        assert self._hidden is not None, "Pool before any Body"
+        size = self._hidden.shape[0]
+        sums = self.programs.pools[size](self._hidden, pack_pool(pool_packing(size), command))
+        sums.copy_to_host_async()
+        return PoolFuture(sums, len(command.hidden_rows))
 
     def _sample(self, command: Sample) -> SampleFuture | BodyFuture:
         assert self._hidden is not None, "Sample before any Body"

@@ -1,0 +1,60 @@
+"""A step's rows, readings and samples as the runner's commands. Which hidden row is whose is decided here."""
+
+from collections.abc import Iterable
+
+from xlaserve.core.reading import Pooling, Scoring
+from xlaserve.core.step import ScheduledReading, SchedulerOutput
+from xlaserve.runner.commands import Body, Pool, PromptLogprobs, RowTokens, Sample, SampleRow
+
+
+class StepCommands:
+    """Hidden rows are in the order of the step's tokens: of each row those that are read, then the one that samples."""
+
+    def __init__(self, scheduled: SchedulerOutput):
+        self._scheduled = scheduled
+        self._outputs: list[int] = []  # places among the step's tokens
+        self._sampled: dict[int, int] = {}  # hidden row by request row
+        self._read: dict[int, int] = {}  # the first hidden row of a reading, by request row
+        positions = {reading.row: reading.positions for reading in scheduled.readings}
+        end = 0
+        for row in scheduled.rows:
+            if positions and (read := positions.get(row.row)):
+                self._read[row.row] = len(self._outputs)
+                self._outputs += [end + position - row.start for position in read]
+            end += row.num_tokens
+            if row.samples:
+                self._sampled[row.row] = len(self._outputs)
+                self._outputs.append(end - 1)
+
+    def body(self) -> Body:
+        scheduled = self._scheduled
+        return Body(
+            rows=tuple(RowTokens(row.row, row.start, row.num_tokens, row.token_ids) for row in scheduled.rows),
+            table_deltas=tuple(scheduled.table_deltas),
+            outputs=tuple(self._outputs),
+            num_samples=len(scheduled.samples),
+        )
+
+    def readings(self) -> list[PromptLogprobs | Pool]:
+        """One command for each kind of reading that the step has, in the order of READING_KINDS; most have none."""
+        commands: list[PromptLogprobs | Pool] = []
+        if scorings := self._scheduled.readings_of(Scoring):
+            commands.append(self._prompt_logprobs(scorings))
+        if poolings := self._scheduled.readings_of(Pooling):
+            commands.append(Pool(tuple((self._read[each.row], len(each.positions)) for each in poolings)))
+        return commands
+
+    def _prompt_logprobs(self, scorings: Iterable[ScheduledReading]) -> PromptLogprobs:
+        hidden_rows, next_ids = [], []
+        for each in scorings:
+            first = self._read[each.row]
+            hidden_rows += range(first, first + len(each.positions))
+            next_ids += [each.request.prompt_ids[position + 1] for position in each.positions]
+        return PromptLogprobs(tuple(hidden_rows), tuple(next_ids))
+
+    def sample(self) -> Sample:
+        samples = self._scheduled.samples
+        return Sample(
+            tuple(SampleRow(self._sampled[each.row], each.request.row, each.position) for each in samples),
+            want_logprobs=any(each.request.params.logprobs is not None for each in samples),
+        )
