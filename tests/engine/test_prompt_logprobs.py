@@ -83,7 +83,7 @@ def test_windows_softcaps_and_preemptions(name, cache_dir):
         prompts = [tiny_models.logprobs(name)[0][:length] for length in (40, 33, 38, 40, 17)]
         for completion in llm.generate(prompts, scoring(20, max_tokens=20)):
             expect_transformers(name, completion, 20)
-        assert llm.service.stats()["preemptions"] > 0
+        assert (llm.service.stats()["preemptions"] > 0) == (name != "mistral-window")  # whose layers all let blocks go
 
 
 def test_the_answers_to_one_prompt_have_the_same(llama: LLM):

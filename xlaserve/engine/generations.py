@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from xlaserve.engine.output_processor import TextDelta
     from xlaserve.engine.service import Generation, GenerationService
 
-Params = SamplingParams | PoolingParams | BeamSearchParams
+Params = SamplingParams | BeamSearchParams  # of what generates
+AnyParams = Params | PoolingParams
 
 POLL_SECONDS = 0.5  # how soon what `check` looks at is noticed while nothing is generated
 
@@ -34,13 +35,13 @@ class Generations:
         self,
         service: "GenerationService",
         prompts: Sequence[list[int]],
-        params: Params | Sequence[Params],
+        params: AnyParams | Sequence[AnyParams],
         request_id: str,
         *,
         scheduling: SchedulingParams = NO_PREFERENCE,
         check: Callable[[], None] = lambda: None,
     ):
-        each = [params] * len(prompts) if isinstance(params, Params) else params
+        each = [params] * len(prompts) if isinstance(params, AnyParams) else params
         ids = [f"{request_id}-{number}" for number in range(len(prompts))]
         self.prompts: list[list[int]] = []  # by index
         self._check = check
