@@ -137,20 +137,15 @@ def compile_programs(
     """
     jobs = dict(lowerings(shapes, params, head_weight, sharding))
     compiled = compile_all(jobs, sharding, on_progress)
-    bodies = {key: program for (kind, key), program in compiled.items() if kind == "body"}
-    samples = {key: program for (kind, key), program in compiled.items() if kind == "sample"}
+    bodies, samples, prompt_logprobs, pools = (
+        {key: program for (kind, key), program in compiled.items() if kind == wanted}
+        for wanted in ("body", "sample", "prompt_logprobs", "pool")
+    )
     kinds = ("reset_row", "set_rules", "copy_blocks")
     reset_row, set_rules, copy_blocks = (compiled[kind, shapes.max_num_seqs] for kind in kinds)
     groups = range(len(shapes.host_slots))
     gathers, scatters = (tuple(compiled[kind, group] for group in groups) for kind in ("gather", "scatter"))
-    return Programs(bodies, samples, reset_row, set_rules, copy_blocks, gathers, scatters)
-        {key: program for (kind, key), program in compiled.items() if kind == wanted}
-        for wanted in ("body", "sample", "prompt_logprobs", "pool")
-    )
-    reset_row, copy_blocks = (compiled[kind, shapes.max_num_seqs] for kind in ("reset_row", "copy_blocks"))
-    groups = range(len(shapes.host_slots))
-    gathers, scatters = (tuple(compiled[kind, group] for group in groups) for kind in ("gather", "scatter"))
-    return Programs(bodies, samples, prompt_logprobs, pools, reset_row, copy_blocks, gathers, scatters)
+    return Programs(bodies, samples, prompt_logprobs, pools, reset_row, set_rules, copy_blocks, gathers, scatters)
 
 
 def compile_all(
