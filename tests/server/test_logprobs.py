@@ -15,7 +15,7 @@ ENTRY = TokenLogprob(
 
 
 def test_report_23_completions():
-    logprobs = completion_logprobs([ENTRY, ENTRY], offset=3)
+    logprobs = completion_logprobs([ENTRY, ENTRY], offset=3, num_top=4)
     assert logprobs.token_logprobs == [-9999.0, -9999.0]
     assert logprobs.top_logprobs == [{"�": -0.5, "a": -1.0, "c": -9999.0, "b": -9999.0}] * 2
     assert logprobs.text_offset == [3, 4]

@@ -8,7 +8,8 @@ OPENAI = {
     "prompt": "A text, a list of texts, token ids, or a list of lists of them. Each is answered by `n` choices.",
     "messages": "The conversation. Roles: system, developer, user, assistant, tool. Content: text or parts of text.",
     "n": f"Answers to each prompt, 1 to {MAX_CHOICES}; default 1.",
-    "max_tokens": "Tokens to generate at most. Default: 16 for completions, for chat what the context has left.",
+    "max_tokens": "Tokens to generate at most. Default: 16 for completions, for chat what the context has left. "
+    "Completions: 0 computes the prompt only, for echo and prompt_logprobs.",
     "max_completion_tokens": "As max_tokens, over which it wins.",
     "temperature": "0 (greedy) to 2. Default: the checkpoint's, else 1.",
     "top_p": "Above 0, up to 1 (off). Default: the checkpoint's, else 1.",
@@ -20,6 +21,7 @@ OPENAI = {
     "logprobs": "Completions: 0 to 5 alternatives for each token. Chat: true for the logprob of each token. They are "
     "the model's own, whatever the sampling.",
     "top_logprobs": f"0 to {MAX_LOGPROBS} alternatives for each token; with logprobs only.",
+    "echo": "true: the text begins with the prompt, and logprobs with those of its tokens. Default false.",
     "tools": "Functions that the model may call.",
     "tool_choice": "none, auto, required, or one function.",
     "parallel_tool_calls": "false: one call at most. Only with tools.",
@@ -36,6 +38,8 @@ EXTENSIONS = {
     "top_k": "1 or more: only the k likeliest tokens; 0 and -1: off. Default: the checkpoint's, else off.",
     "min_p": "0 (off) to 1: only tokens at least this share as likely as the likeliest.",
     "repetition_penalty": "Above 0, default 1 (off): divides positive logits of tokens seen, multiplies negative ones.",
+    "prompt_logprobs": f"0 to {MAX_LOGPROBS} alternatives for each token of the prompt, which is then not taken from "
+    "the prefix cache. Not with stream.",
     "allowed_token_ids": "Only these are ever generated.",
     "bad_words": "Strings that are never generated.",
     "min_tokens": "0 or more: no EOS and no stop token ends the output before so many tokens; stop strings do.",

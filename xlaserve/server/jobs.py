@@ -18,6 +18,7 @@ from xlaserve.server.tokens import chat_ids, prompt_ids
 
 if TYPE_CHECKING:
     from xlaserve.engine.service import GenerationService
+    from xlaserve.engine.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,20 @@ def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
         for prompt in asked.prompt
     ]
     params = asked.sampling_params(service.info.sampling_defaults)
-    prompts = _truncated(prompts, asked, params, service)
-    return _ChoicesJob(asked, params, prompts, CompletionRenderer(service.info.name, prompts, asked))
+    kept = _truncated(prompts, asked, params, service)
+    echoed = [_shown(*each, asked, service.tokenizer) for each in zip(asked.prompt, prompts, kept, strict=True)]
+    return _ChoicesJob(asked, params, kept, CompletionRenderer(service.info.name, kept, asked, echoed))
+
+
+def _shown(
+    prompt: str | list[int], ids: list[int], kept: list[int], asked: CompletionRequest, tokenizer: "Tokenizer"
+) -> str:
+    """What an answer repeats of a prompt: text as it came, if all of it is kept."""
+    if not asked.echo:
+        return ""
+    if isinstance(prompt, str) and len(kept) == len(ids):
+        return prompt
+    return tokenizer.decode(kept, skip_special_tokens=asked.skip_special_tokens)
 
 
 def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
@@ -127,5 +140,5 @@ def _truncated(
         return prompts
     if keep == -1:
         limit = min(service.info.max_model_len, service.info.max_request_tokens)
-        keep = max(1, limit - (params.max_tokens or 1))
+        keep = max(1, limit - (1 if params.max_tokens is None else params.max_tokens))
     return [ids[-keep:] for ids in prompts]

@@ -4,10 +4,17 @@ import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from xlaserve.server.responses import Alternative, ChatLogprobs, CompletionLogprobs, TokenLogprobContent
+from xlaserve.server.responses import (
+    Alternative,
+    ChatLogprobs,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TokenLogprobContent,
+)
 
 if TYPE_CHECKING:
-    from xlaserve.engine.output_processor import TokenLogprob
+    from xlaserve.engine.output_processor import PromptToken, TokenLogprob
 
 LOWEST = -9999.0  # OpenAI's figure for minus infinity, which JSON lacks
 
@@ -20,11 +27,13 @@ def _shown(token_id: int, token: str, as_ids: bool) -> str:
     return f"token_id:{token_id}" if as_ids else token
 
 
-def completion_logprobs(entries: "Iterable[TokenLogprob]", offset: int, *, as_ids: bool = False) -> CompletionLogprobs:
-    """`offset`: characters of this choice's tokens before these entries. as_ids: tokens are shown as token_id:N, as
-    vLLM shows them.
+def completion_logprobs(
+    entries: "Iterable[PromptToken | TokenLogprob]", offset: int, *, num_top: int, as_ids: bool = False
+) -> CompletionLogprobs:
+    """`offset`: characters of this choice's tokens before these entries. num_top: alternatives of each that are shown.
+    as_ids: tokens are shown as token_id:N, as vLLM shows them.
 
-    The generated token is among its alternatives even where it is not one of the best, as at OpenAI. Alternatives that
+    The token itself is among its alternatives even where it is not one of the best, as at OpenAI. Alternatives that
     are shown alike (parts of a character) share a key: the likeliest keeps it.
     """
     entries = list(entries)
@@ -33,14 +42,19 @@ def completion_logprobs(entries: "Iterable[TokenLogprob]", offset: int, *, as_id
         offsets.append(offset)
         offset += len(entry.token)
     alternatives = [
-        {_shown(token_id, token, as_ids): _finite(logprob) for token_id, token, _, logprob in reversed(entry.top)}
+        {
+            _shown(token_id, token, as_ids): _finite(logprob)
+            for token_id, token, *_, logprob in entry.top[:num_top][::-1]
+        }
         | {_shown(entry.token_id, entry.token, as_ids): _finite(entry.logprob)}
+        if entry.logprob is not None
+        else None
         for entry in entries
     ]
     return CompletionLogprobs(
         tokens=[_shown(entry.token_id, entry.token, as_ids) for entry in entries],
-        token_logprobs=[_finite(entry.logprob) for entry in entries],
-        top_logprobs=alternatives if any(entry.top for entry in entries) else None,
+        token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
+        top_logprobs=alternatives if num_top else None,
         text_offset=offsets,
     )
 
@@ -60,3 +74,21 @@ def chat_logprobs(entries: "Iterable[TokenLogprob]", *, as_ids: bool = False) ->
         for entry in entries
     ]
     return ChatLogprobs(content=content, refusal=None)
+
+
+def prompt_logprobs(tokens: "Iterable[PromptToken]", num_top: int) -> PromptLogprobs:
+    """In vLLM's shape. A token that is not among its `num_top` alternatives comes after them."""
+    return [
+        None
+        if token.logprob is None or token.rank is None
+        else {
+            str(token_id): PromptLogprob(logprob=_finite(logprob), rank=rank, decoded_token=shown)
+            for rank, (token_id, shown, logprob) in enumerate(token.top[:num_top], start=1)
+        }
+        | {
+            str(token.token_id): PromptLogprob(
+                logprob=_finite(token.logprob), rank=token.rank, decoded_token=token.token
+            )
+        }
+        for token in tokens
+    ]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from xlaserve.server import responses
-from xlaserve.server.logprobs import chat_logprobs, completion_logprobs
+from xlaserve.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from xlaserve.server.responses import (
     ChatDelta,
     CompletionTokensDetails,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from xlaserve.engine.completion import Completion
     from xlaserve.engine.output_processor import TextDelta
     from xlaserve.server.answer_form import AnswerForm
+    from xlaserve.server.protocol.completion import CompletionRequest
     from xlaserve.server.protocol.generation import GenerationRequest
 
 
@@ -79,6 +80,12 @@ class Renderer:
         """A delta whose text is held back is a chunk of its own only for those who count tokens."""
         return bool(delta.token_ids) and (self._logprobs or self._return_token_ids)
 
+    def _prompt_logprobs(self, output: "Completion") -> dict[str, Any]:
+        """Where they are asked for; vLLM's field."""
+        if self._asked.prompt_logprobs is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(output.prompt_tokens or (), self._asked.prompt_logprobs)}
+
     def _chunk_usage(self) -> dict[str, Any]:
         if self._asked.continuous_usage:
             return {"usage": self._usage()}
@@ -86,12 +93,15 @@ class Renderer:
 
 
 class CompletionRenderer(Renderer):
-    """text_completion objects, whole and in chunks."""
+    """text_completion objects, whole and in chunks. `echoed`: what the texts of each prompt begin with."""
 
     prefix = "cmpl-"
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, model: str, prompts: Sequence[list[int]], asked: "CompletionRequest", echoed: Sequence[str]):
+        super().__init__(model, prompts, asked)
+        self._num_top = asked.logprobs or 0
+        self._echo = asked.echo
+        self._echoed = echoed
         self._common["object"] = "text_completion"
         self._offsets: Counter[int] = Counter()  # characters of each choice's logprob tokens so far
 
@@ -101,10 +111,11 @@ class CompletionRenderer(Renderer):
             self._count(index, output)
             choice = responses.CompletionChoice(
                 index=index,
-                text=output.text,
+                text=self._echoed[index // self._n] + output.text,
                 logprobs=self._choice_logprobs(index, output),
                 finish_reason=cast(FinishReason, output.finish_reason),
                 stop_reason=output.stop_reason,
+                **self._prompt_logprobs(output),
                 **self._ids(index, output.token_ids, is_first=True),
                 **self._timings(index, output),
             )
@@ -113,11 +124,12 @@ class CompletionRenderer(Renderer):
 
     def chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
         is_first = self._start(index, delta)
-        if not (delta.text or self._counts_tokens(delta)) and delta.finish_reason is None:
+        text = (self._echoed[index // self._n] if is_first else "") + delta.text
+        if not (text or self._counts_tokens(delta)) and delta.finish_reason is None:
             return
         choice = responses.CompletionChoice(
             index=index,
-            text=delta.text,
+            text=text,
             logprobs=self._choice_logprobs(index, delta),
             finish_reason=cast("FinishReason | None", delta.finish_reason),
             stop_reason=delta.stop_reason,
@@ -130,12 +142,14 @@ class CompletionRenderer(Renderer):
         return responses.CompletionReply(**self._common, choices=[], usage=self._usage())
 
     def _choice_logprobs(self, index: int, new: "Completion | TextDelta") -> responses.CompletionLogprobs | None:
-        """Of the tokens that are new, after those before them."""
+        """Of the tokens that are new, after those before them; the prompt's are the first."""
         if not self._logprobs:
             return None
-        entries, offset = new.logprobs or (), self._offsets[index]
+        echoed = (new.prompt_tokens or ()) if self._echo else ()
+        entries, offset = [*echoed, *(new.logprobs or ())], self._offsets[index]
         self._offsets[index] += sum(len(entry.token) for entry in entries)
-        return completion_logprobs(entries, offset, as_ids=self._asked.return_tokens_as_token_ids)
+        as_ids = self._asked.return_tokens_as_token_ids
+        return completion_logprobs(entries, offset, num_top=self._num_top, as_ids=as_ids)
 
     def _ids(self, index: int, token_ids: Iterable[int], is_first: bool) -> dict[str, Any]:
         if not self._return_token_ids:
@@ -182,6 +196,7 @@ class ChatRenderer(Renderer):
             object="chat.completion",
             choices=choices,
             usage=self._usage(),
+            **self._prompt_logprobs(outputs[0]),
             **self._prompt_ids(),
         )
 

@@ -43,12 +43,25 @@ class Timings(Reply):
 
 
 class CompletionLogprobs(Reply):
-    """One entry per generated token. `top_logprobs` is null where no alternatives were asked for."""
+    """One entry per token of the text. `top_logprobs` is null where no alternatives were asked for.
+
+    The first token of a prompt has none of either.
+    """
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
-    text_offset: list[int]  # characters from the start of the generated text
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None] | None
+    text_offset: list[int]  # characters from the start of the text
+
+
+class PromptLogprob(Reply):
+    logprob: float
+    rank: int  # 1 for the likeliest of the vocabulary
+    decoded_token: str
+
+
+# By token id: the prompt's own token, and its alternatives. Null of the first token.
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CompletionChoice(Reply):
@@ -60,6 +73,7 @@ class CompletionChoice(Reply):
     finish_reason: FinishReason | None  # null until a stream's last chunk
     stop_reason: int | str | None = None  # the stop string or token id that ended it, or "timeout"; null for EOS
     timings: Timings | None = None  # with return_timings; of a chunk: the last
+    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None  # of a chunk: the first only
     token_ids: list[int] | None = None
 
@@ -155,6 +169,7 @@ class ChatReply(Reply):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | None = None
     prompt_token_ids: list[int] | None = None
 
 

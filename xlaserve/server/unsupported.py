@@ -32,10 +32,8 @@ _USE_TOOLS = "use tools and tool_choice"
 _TEXT_ONLY = "this server takes and returns text only; leave it out"
 
 _COMMON = {
-    "echo": Unsupported(False, advice="the prompt is not repeated in the answer; leave it out"),
     "store": Unsupported(False, advice="answers are not stored; leave it out"),
     "service_tier": Unsupported("auto", advice="there is one tier; leave it out"),
-    "prompt_logprobs": Unsupported(),
     "prompt_embeds": Unsupported(advice="send text or token ids"),
     "logits_processors": Unsupported([]),
     "kv_transfer_params": Unsupported(),
@@ -53,6 +51,7 @@ COMPLETION = _COMMON | {
 }
 
 CHAT = _COMMON | {
+    "echo": Unsupported(False, advice="the conversation is not repeated in the answer; leave it out"),
     "functions": Unsupported([], advice=_USE_TOOLS),
     "function_call": Unsupported("none", advice=_USE_TOOLS),
     "modalities": Unsupported(["text"], advice=_TEXT_ONLY),

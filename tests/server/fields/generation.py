@@ -38,6 +38,16 @@ def logprobs(said: Said) -> list[float]:
     return [each["logprob"] for each in found["content"]] if "content" in found else found["token_logprobs"]
 
 
+def _scored(said: Said) -> bool:
+    """Two alternatives of each token but the first, and the token itself; ranks are places in the whole vocabulary."""
+    found = said.json.get("prompt_logprobs") or said.choice["prompt_logprobs"]
+    assert found[0] is None
+    return len(found) == len(said.prompt_ids) and all(
+        {str(token_id)} <= each.keys() and len(each) in (2, 3) and {1, 2} <= {one["rank"] for one in each.values()}
+        for token_id, each in zip(said.prompt_ids[1:], found[1:], strict=True)
+    )
+
+
 def _streamed(without: Said, with_it: Said, _: Ask) -> bool:
     choices = [event["choices"][0] for event in with_it.answer.events]
     texts = [choice.get("text") or choice.get("delta", {}).get("content") or "" for choice in choices]
@@ -105,6 +115,9 @@ GENERATION: dict[str, Entry] = {
     "guided_regex": effect("b{3}", says("bbb")),
     "guided_choice": effect(["hello"], says("hello")),
     "guided_grammar": effect('root ::= "hello"', says("hello")),
+    "prompt_logprobs": effect(
+        2, lambda without, with_it, _: _scored(with_it) and b"prompt_logprobs" not in without.answer.body
+    ),
     "use_beam_search": effect(
         True, lambda without, with_it, _: len({*with_it.texts}) == 2 > len({*without.texts}), n=2
     ),

@@ -25,6 +25,9 @@ COMPLETION: dict[str, Entry] = {
             max(map(len, with_it.choice["logprobs"]["top_logprobs"])) == 2 and without.choice["logprobs"] is None
         ),
     ),
+    "echo": effect(
+        True, lambda without, with_it, _: with_it.text == "Once upon" + without.text != without.text, prompt="Once upon"
+    ),
     "add_special_tokens": effect(False, lambda without, with_it, _: without.prompt_ids == [BOS, *with_it.prompt_ids]),
 }
 

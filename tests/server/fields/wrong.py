@@ -42,6 +42,7 @@ GENERATION: Wrong = {
     "logit_bias": [{"a": 1}, {"-1": 1}, {"999999": 1}, {"5": 101}, {"5": "1"}, [1]],
     "allowed_token_ids": [[], [-1], [999_999], ["1"], 5],
     "bad_words": [[""], [5], 5],
+    "prompt_logprobs": [-1, 21, 1.5, "1", True],
     "min_tokens": [-1, 1.5, "1", 1000],
     "seed": [1.5, "1", 2**63, True],
     "stop": ["", [""], [*"abcde"], [1], 5],
@@ -108,6 +109,7 @@ GENERATION |= {
 COMPLETION: Wrong = {
     "prompt": [[], [[]], 5, [-1], [999_999], [1.5], ["a", 1]],
     "logprobs": [-1, 6, True, "1"],
+    "echo": NOT_TRUE_OR_FALSE,
 }
 CHAT: Wrong = {
     "messages": [[], "hi", [{}], [5], {}],

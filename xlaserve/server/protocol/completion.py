@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from xlaserve.sampling_params import BeamSearchParams, SamplingParams
 from xlaserve.server.protocol.generation import GenerationRequest
@@ -36,16 +36,27 @@ class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
     prompt: Annotated[list[Prompt], BeforeValidator(_parse_prompts, json_schema_input_type=PromptForms)]
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
+    echo: bool = False
+
+    @model_validator(mode="after")
+    def _beams_have_no_echo(self):
+        if self.echo and self.use_beam_search:
+            raise ValueError("echo: not allowed with use_beam_search")
+        return self
 
     @property
     def wants_logprobs(self) -> bool:
         return self.logprobs is not None
 
     def sampling_params(self, defaults: dict[str, Any]) -> SamplingParams | BeamSearchParams:
-        return self._sampling_params(
-            defaults, max_tokens=self.max_tokens or COMPLETION_MAX_TOKENS, logprobs=self.logprobs
-        )
+        max_tokens = COMPLETION_MAX_TOKENS if self.max_tokens is None else self.max_tokens
+        return self._sampling_params(defaults, max_tokens=max_tokens, logprobs=self.logprobs)
+
+    def _read_of_prompts(self) -> int | None:
+        wanted = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((count for count in wanted if count is not None), default=None)
 
 
 def parse_completion(data: dict[str, Any]) -> CompletionRequest:

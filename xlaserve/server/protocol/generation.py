@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from xlaserve.grammar import Grammar
-from xlaserve.sampling_params import TEXT_OPTIONS, BeamSearchParams, SamplingParams
+from xlaserve.sampling_params import MAX_LOGPROBS, TEXT_OPTIONS, BeamSearchParams, SamplingParams
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server.protocol.strict import Strict
 from xlaserve.server.protocol.structured import GuidedJson, ResponseFormat, StructuredOutputs, the_grammar
@@ -110,12 +110,12 @@ class GenerationRequest(TextRequest):
     """Those of completions and of chat completions."""
 
     n: int | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
     guided_json: GuidedJson | None = None  # as the next three an older name for structured_outputs
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # extension
     use_beam_search: bool = False  # extension
     beam_width: int | None = None  # extension
     length_penalty: float | None = None  # extension
@@ -143,6 +143,12 @@ class GenerationRequest(TextRequest):
         return self
 
     @model_validator(mode="after")
+    def _prompts_are_not_streamed(self):
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: not allowed when stream is true")
+        return self
+
+    @model_validator(mode="after")
     def _only_logprobs_show_tokens(self):
         if self.return_tokens_as_token_ids and not self.wants_logprobs:
             raise ValueError("return_tokens_as_token_ids: only allowed with logprobs")
@@ -158,6 +164,8 @@ class GenerationRequest(TextRequest):
             return self
         if self.stream:
             raise ValueError("stream: not allowed with use_beam_search: no token is certain before the end")
+        if self.prompt_logprobs is not None:
+            raise ValueError("prompt_logprobs: not allowed with use_beam_search")
         for name, neutral in _WITHOUT_BEAMS.items():
             if getattr(self, name) not in (None, *neutral):
                 raise ValueError(f"{name}: has no effect with use_beam_search; leave it out")
@@ -208,4 +216,9 @@ class GenerationRequest(TextRequest):
         asked = {name: getattr(self, name) for name in (*_WITH_DEFAULTS, *_WITHOUT_DEFAULTS)}
         chosen = defaults | {name: value for name, value in asked.items() if value is not None}
         chosen["bad_words"] = tuple(self.bad_words)
-        return SamplingParams(**chosen, seed=self.seed, stop=tuple(self.stop), grammar=self.grammar, **fields)
+        chosen |= {"seed": self.seed, "stop": tuple(self.stop), "prompt_logprobs": self._read_of_prompts()}
+        return SamplingParams(**chosen, grammar=self.grammar, **fields)
+
+    def _read_of_prompts(self) -> int | None:
+        """The alternatives of the prompt's tokens that the answer shows, None: the prompt is not scored."""
+        return self.prompt_logprobs
