@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 
+from tests.integrity import check_scheduler
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.request import Request, RequestStatus
 from xlaserve.core.scheduler import Scheduler
@@ -52,7 +53,7 @@ def step(scheduler: Scheduler, token=7, ok=True):
     """One synchronous step; returns (scheduler output, engine outputs)."""
     output = scheduler.schedule()
     outputs = scheduler.update(output, result_of(output, token, ok))
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     return output, outputs
 
 
@@ -133,7 +134,7 @@ def test_late_token_of_a_finished_request_is_dropped():
     assert scheduler.update(second, result_of(second)) == []
     assert request.output_ids == [EOS]
     assert not scheduler.has_requests
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def test_stop_token_id_is_named_as_the_reason():
@@ -154,7 +155,7 @@ def test_non_finite_row_ends_its_request_alone():
     assert "not finite" in (first.error or "")
     assert (second.request_id, second.finish_reason, second.token_ids) == ("good", None, (7,))
     assert good.status is RequestStatus.RUNNING
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 @pytest.mark.parametrize(("asked", "top"), [(None, None), (0, ()), (2, ((0, -1.0), (1, -2.0)))])
@@ -223,7 +224,7 @@ def test_token_in_flight_at_a_preemption_is_kept_and_waited_for():
     assert young.num_in_flight == 1
     for token, output in enumerate(outputs):
         scheduler.update(output, result_of(output, token))
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     assert young.output_ids == [7]
     assert (young.num_in_flight, young.status) == (0, RequestStatus.WAITING)
     scheduler.finish(old, "abort")
@@ -249,7 +250,7 @@ def test_preempted_request_can_finish_by_its_late_token():
         scheduler.update(output, result_of(output, EOS))
     assert young.finish_reason == "stop"
     assert not scheduler.has_requests
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
 
 
 def test_restart_requeues_in_order_and_forgets_what_was_in_flight():
@@ -259,7 +260,7 @@ def test_restart_requeues_in_order_and_forgets_what_was_in_flight():
     scheduler.update(output, result_of(output, token=5))
     scheduler.schedule()
     scheduler.restart()
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     assert list(scheduler.waiting) == [first, second, third]
     assert [request.num_in_flight for request in (first, second)] == [0, 0]
     output, _ = step(scheduler)
@@ -287,7 +288,7 @@ def test_long_request_beside_endless_short_ones_finishes_soon(depth):
         while len(in_flight) > depth:
             output = in_flight.pop(0)
             scheduler.update(output, result_of(output))
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         order = [born[request] for request in scheduler.requests()]
         assert order == sorted(order), "a younger request has overtaken an older one"
         assert all(now - born[request] < 200 for request in scheduler.requests())
@@ -357,7 +358,7 @@ def test_abort_of_one_answer_leaves_the_others(begun, parent):
     step(scheduler)
     aborted, other = (request, fork) if parent else (fork, request)
     scheduler.finish(aborted, "abort")
-    scheduler.check_integrity()
+    check_scheduler(scheduler)
     while scheduler.has_requests:
         step(scheduler)
     assert (len(other.output_ids), other.finish_reason) == (3, "length")

@@ -6,6 +6,7 @@ from collections import Counter
 import pytest
 
 from tests.core.test_scheduler import make_scheduler, result_of, step
+from tests.integrity import check_scheduler
 from xlaserve.core.policy import MAX_DISPLACED, Fair, make_policy
 from xlaserve.core.request import Request, RequestStatus
 from xlaserve.core.scheduler import Scheduler
@@ -103,7 +104,7 @@ def test_everybody_finishes_soon_in_a_pool_that_is_too_small(name, depth):
         while len(in_flight) > depth:
             output = in_flight.pop(0)
             scheduler.update(output, result_of(output))
-        scheduler.check_integrity()
+        check_scheduler(scheduler)
         assert all(now - born[request] < 300 for request in scheduler.requests())
         assert all(request.num_preemptions <= 6 for request in scheduler.requests())
     assert not scheduler.has_requests

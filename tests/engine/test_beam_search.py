@@ -8,6 +8,7 @@ import pytest
 
 from tests import tiny_models
 from tests.engine.test_end_to_end import greedy, ids, start
+from tests.integrity import check_scheduler
 from tests.server.harness import wait_until
 from tests.server.toy_service import make_toy_service
 from tests.tiny_models import BEAM_SEARCHES, BEAM_TOKENS
@@ -85,7 +86,7 @@ def test_neither_the_pool_nor_neighbours_change_it(limits, cache_dir):
             check("llama", search, list(itertools.islice(found, search[1])))
         assert ids(found) == tiny_models.greedy("llama", lengths, 10)
         assert llm.service.free_blocks() == free
-        llm.service._scheduler.check_integrity()
+        check_scheduler(llm.service._scheduler)
 
 
 def test_a_beam_that_ends_among_the_further_candidates_is_no_answer():
@@ -110,7 +111,7 @@ def make():
     for service, runner in made:
         assert service.shutdown(timeout=0)
         assert runner.violations == []
-        service._scheduler.check_integrity()
+        check_scheduler(service._scheduler)
         assert not service._scheduler.has_requests
 
 

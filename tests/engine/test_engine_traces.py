@@ -13,6 +13,7 @@ from tests.engine.test_llm_engine import (
     make_request,
     with_forks,
 )
+from tests.integrity import check_scheduler
 from tests.toy_runner import make_engine
 
 requests_strategy = st.tuples(
@@ -71,7 +72,7 @@ def test_every_request_gives_what_it_gives_alone(
 
     def step():
         collected.add(engine.step())
-        engine.scheduler.check_integrity()
+        check_scheduler(engine.scheduler)
 
     for action, detail in trace:
         if action == "add":
@@ -91,7 +92,7 @@ def test_every_request_gives_what_it_gives_alone(
         elif action == "abort" and detail < len(requests):
             output = engine.finish_request(requests[detail], "abort")
             collected.add([output] if output else [])
-            engine.scheduler.check_integrity()
+            check_scheduler(engine.scheduler)
         elif action == "step":
             for _ in range(detail):
                 step()

@@ -13,6 +13,7 @@ from tests.engine.test_llm_engine import (
     BOTH_CLOCKS,
     VOCAB,
     Collected,
+    assert_read,
     check_idle,
     engine_outputs,
     make_request,
@@ -101,6 +102,16 @@ def test_others_in_the_batch_do_not_notice(async_scheduling):
     assert collected.token_ids["free"] == alone
     for number, request in enumerate(requests):
         assert collected.token_ids[request.request_id] == sampled_one_by_one(request, FormRule(2 + number))[0]
+    check_idle(engine, runner)
+
+
+@BOTH_CLOCKS
+def test_a_prompt_that_is_read_tells_of_itself_with_the_first_token_all_the_same(async_scheduling):
+    engine, runner = make_engine(async_scheduling=async_scheduling, max_num_batched_tokens=4)
+    request = in_form(make_request(range(9), 20, prompt_logprobs=2))
+    found = run(engine, request)
+    assert found.token_ids["r"] == sampled_one_by_one(request, FormRule())[0]
+    assert_read(found.read["r"], request)
     check_idle(engine, runner)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.integrity import check_scheduler
 from tests.toy_runner import WRONG, ToyRunner, make_engine, toy_hidden, toy_output, toy_score
 from xlaserve.core.outputs import EngineOutput, TokenLogprobs
 from xlaserve.core.reading import Pooled, Pooling, PromptRead, PromptScores, Scoring, make_reading
@@ -103,7 +104,7 @@ def run(engine: LLMEngine, *requests: Request, steps: int = 10_000) -> Collected
         if not engine.has_work:
             return collected
         collected.add(engine.step())
-        engine.scheduler.check_integrity()
+        check_scheduler(engine.scheduler)
     raise AssertionError(f"not done after {steps} steps")
 
 
@@ -132,7 +133,7 @@ def test_any_prompt_length_in_any_chunks_beside_a_running_request(chunk, async_s
         engine.add_request(mixed)
         while not mixed.is_finished and chunk > 1:  # a budget of 1 is the companion's alone until it is done
             together.add(engine.step())
-            engine.scheduler.check_integrity()
+            check_scheduler(engine.scheduler)
     together.add(list(engine_outputs(engine)))
     assert together.token_ids["companion"] == expected_output(companion)
     for length in range(1, 41):
@@ -276,7 +277,7 @@ def test_abort_in_each_phase_frees_row_and_blocks_at_once(steps_before, async_sc
         assert (output.finish_reason, output.token_ids) == ("abort", ())
     assert engine.finish_request(request, "abort") is None
     assert (request.row, request.block_tables, request.status) == (-1, [], RequestStatus.FINISHED)
-    engine.scheduler.check_integrity()
+    check_scheduler(engine.scheduler)
     collected.add(list(engine_outputs(engine)))
     assert collected.token_ids["other"] == expected_output(other)
     check_idle(engine, runner)

@@ -15,6 +15,7 @@ from tests.engine.test_llm_engine import (
     run,
     with_forks,
 )
+from tests.integrity import check_scheduler
 from tests.toy_runner import make_engine
 from xlaserve.core.reading import PromptScores
 
@@ -119,7 +120,7 @@ def test_answers_go_on_reading_where_an_aborted_one_has_ended(steps):
     engine.finish_request(first, "abort")
     while engine.has_work:
         collected.add(engine.step())
-        engine.scheduler.check_integrity()
+        check_scheduler(engine.scheduler)
     for request in others:
         assert_read(collected.read[request.request_id], request)
         assert collected.token_ids[request.request_id] == expected_output(request)

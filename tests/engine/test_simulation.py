@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 
+from tests.integrity import check_scheduler
 from xlaserve.config import load_config
 from xlaserve.core.step import SchedulerOutput
 from xlaserve.engine.simulation.costs import CostModel
@@ -133,7 +134,7 @@ def test_nothing_is_lost_in_a_tiny_pool(async_scheduling):
     assert measures.inter_token.count == measures.num_output_tokens - 200
     served = sum(tenant.served_tokens for tenant in measures.tenants.values())
     assert served == measures.num_output_tokens + measures.num_prompt_tokens
-    simulator.scheduler.check_integrity()
+    check_scheduler(simulator.scheduler)
     assert simulator.scheduler.block_manager.num_free(0) == 5
 
 

@@ -391,18 +391,3 @@ class Scheduler:
             if request.reading is not None:
                 request.reading.restart()
         self.block_manager.forget_all()
-
-    def check_integrity(self) -> None:
-        """Asserts that rows, blocks and the two clocks agree; for tests, after any step."""
-        rows = [request.row for request in self.running] + self._free_rows
-        assert sorted(rows) == list(range(self.max_num_seqs)), f"rows {sorted(rows)}"
-        self.block_manager.check_integrity(self.requests())
-        for request in self.running:
-            assert request.status is RequestStatus.RUNNING
-            needed = -(-request.num_computed_tokens // self.block_manager.block_size)
-            assert all(len(table) == needed for table in request.block_tables)
-            assert request.num_published_blocks <= needed
-            assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
-        for request in self.waiting:
-            assert request.status is RequestStatus.WAITING
-            assert (request.row, request.num_computed_tokens, request.block_tables) == (-1, 0, [])

@@ -24,7 +24,6 @@ from xlaserve.runner.commands import (
     ResetRow,
     RestoreBlocks,
     Runner,
-    Sample,
     SampleResult,
     StepFuture,
 )
