@@ -145,6 +145,7 @@ class ServerSection(_Section):
     max_waiting: int = Field(default=1024, ge=0)  # requests queued in the engine before 429
     max_waiting_tokens: int | None = Field(default=None, ge=1)  # of their prompts
     api_keys: dict[TenantName, TenantSection] = {}  # none: everybody is let in
+    allow_chat_template: bool = False  # of a request's own, rendered in a process that is killed when it runs away
     files: FilesSection = FilesSection()
     responses: ResponsesSection = ResponsesSection()
 

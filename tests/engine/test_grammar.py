@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from tests.toys import byte_level_tokenizer, byte_tokenizer, sentencepiece_tokenizer
 from xlaserve.core.constraint import ConstraintFailed
+from xlaserve.engine import child
 from xlaserve.engine.grammar import check
 from xlaserve.engine.grammar.compiler import GrammarCompiler
 from xlaserve.engine.grammar.constraint import make_mask
@@ -277,15 +278,15 @@ def test_report_82_a_grammar_that_compiles_for_ever_is_given_up_and_remembered(m
 
 
 def test_no_turn_to_compile_is_told_as_overload(monkeypatch):
-    monkeypatch.setattr(check, "MAX_WAIT", 0.05)
+    monkeypatch.setattr(child, "MAX_WAIT", 0.05)
     for _ in range(check.MAX_CHECKS):
-        check._turns.acquire()
+        check._child._turns.acquire()
     try:
         with pytest.raises(Overloaded):
             COMPILERS["byte level"].constraint(Grammar("regex", "never seen before"))
     finally:
         for _ in range(check.MAX_CHECKS):
-            check._turns.release()
+            check._child._turns.release()
 
 
 def test_report_82_size_is_limited():

@@ -29,6 +29,7 @@ SHORT = {"model": "toy", "max_tokens": 8}
 BASES: dict[str, dict[str, Any]] = {  # requests that are fine: what is drawn would hardly ever be
     "POST /v1/completions": SHORT | {"prompt": "hi"},
     "POST /v1/chat/completions": SHORT | {"messages": [{"role": "user", "content": "hi"}]},
+    "POST /v1/responses": {"model": "toy", "max_output_tokens": 8, "input": "hi"},
     "POST /tokenize": {"prompt": "hi"},
 }
 

@@ -25,6 +25,7 @@ def make_toy_service(
     max_waiting_tokens: int | None = None,
     tool_parser: str | None = None,
     thinks: bool = False,
+    takes_chat_template: bool = False,
     **engine_options: Any,
 ) -> tuple[GenerationService, ToyRunner]:
     """Answers `script`, a token per byte (or ids), and then EOS. Prompts must not end as the script begins.
@@ -50,6 +51,7 @@ def make_toy_service(
         created=1_700_000_000,
         tool_parser=tool_parser,
         thinks=thinks,
+        takes_chat_template=takes_chat_template,
     )
     limits = {"max_waiting": max_waiting, "max_waiting_tokens": max_waiting_tokens}
     return GenerationService(engine, tokenizer, info, **limits), runner

@@ -144,6 +144,7 @@ def _start(
         created=int(time.time()),
         tool_parser=_tool_parser(config, model.tokenizer, reporter),
         thinks=_thinks(config, model.tokenizer, reporter),
+        takes_chat_template=config.server.allow_chat_template,
     )
     return GenerationService(
         engine,

@@ -33,7 +33,7 @@ class ChatTemplate:
         self,
         messages: list[dict[str, Any]],
         *,
-        add_generation_prompt: bool,
+        add_generation_prompt: bool = True,
         tools: list[dict[str, Any]] | None = None,
         documents: list[dict[str, Any]] | None = None,
         continue_final_message: bool = False,

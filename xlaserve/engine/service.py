@@ -42,6 +42,7 @@ class ModelInfo:
     created: int = 0  # Unix time
     tool_parser: str | None = None  # one of tool_parsers.PARSERS: how the model writes calls; None: not known
     thinks: bool = False  # answers may begin with <think>...</think>
+    takes_chat_template: bool = False  # a client may send its own
 
 
 class GenerationService:

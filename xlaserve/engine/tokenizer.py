@@ -9,6 +9,7 @@ import jinja2
 from xlaserve.engine.chat_template import ChatTemplate
 from xlaserve.engine.gguf_tokenizer import read_metadata
 from xlaserve.engine.hf_tokenizer import read_folder
+from xlaserve.engine.request_template import render_apart
 from xlaserve.engine.spelling import Spelling
 from xlaserve.engine.vocabulary import Vocabulary, byte_vocabulary
 from xlaserve.errors import CheckpointError, ConfigError, InvalidRequest
@@ -30,6 +31,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._template = template
+        self._named_tokens = vocabulary.named_tokens
         self._bytes: dict[int, bytes] = {}
         bos = vocabulary.named_tokens.get("bos_token")
         self.bos_id: int | None = backend.token_to_id(bos) if bos is not None else None
@@ -112,15 +114,18 @@ class Tokenizer:
         return self._template.source if self._template else ""
 
     def apply_chat_template(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **options: Any
+        self, messages: list[dict[str, Any]], *, chat_template: str | None = None, **options: Any
     ) -> str:
         """To be encoded without special tokens: the template writes them. options: see `ChatTemplate.render`.
 
-        Raises InvalidRequest, also for what the template would leave out.
+        chat_template: a client's, in place of the model's own. Raises InvalidRequest, also for what the template would
+        leave out, and for a client's template Overloaded.
         """
+        if chat_template is not None:
+            return render_apart(chat_template, self._named_tokens, messages, options)
         if self._template is None:
             raise InvalidRequest(_NO_TEMPLATE, param="messages")
-        return self._template.render(messages, add_generation_prompt=add_generation_prompt, **options)
+        return self._template.render(messages, **options)
 
 
 def load_tokenizer(

@@ -71,6 +71,8 @@ EXTENSIONS = {
     "thinking_token_budget": "Tokens of reasoning at most.",
     "add_generation_prompt": "false: the prompt does not open an answer. Default true.",
     "continue_final_message": "true: the answer continues the last message. Only with add_generation_prompt false.",
+    "chat_template": "A Jinja template in place of the model's own, where server.allow_chat_template is true; "
+    "rendered in a process of its own, which is killed when it runs away.",
     "chat_template_kwargs": "Further variables of the chat template; those that it does not read are refused.",
     "documents": "Documents for the chat template, if it reads them.",
 }

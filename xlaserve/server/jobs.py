@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from xlaserve.engine.generations import Generations, Params, collect
+from xlaserve.errors import InvalidRequest
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server import sse
 from xlaserve.server.answer_form import AnswerForm
@@ -19,6 +20,11 @@ from xlaserve.server.tokens import chat_ids, prompt_ids
 if TYPE_CHECKING:
     from xlaserve.engine.service import GenerationService
     from xlaserve.engine.tokenizer import Tokenizer
+
+_NO_TEMPLATES = (
+    "chat_template: this server takes no templates from clients. Leave it out, or have the server started with "
+    "server.allow_chat_template: true, or with this template as its own: --chat-template FILE."
+)
 
 
 @dataclass(frozen=True)
@@ -107,12 +113,15 @@ def chat_form(service: "GenerationService", data: dict[str, Any]) -> AnswerForm:
     """The chat request `data`, checked, and the prompt that its messages make. Raises InvalidRequest."""
     asked = parse_chat(data)
     check_model(asked.model, service.info)
+    if asked.chat_template is not None and not service.info.takes_chat_template:
+        raise InvalidRequest(_NO_TEMPLATES, param="chat_template")
     tools = [tool.for_template() for tool in asked.offered_tools]
     ids = chat_ids(
         service.tokenizer,
         asked.messages,
         add_special_tokens=asked.add_special_tokens is True,
         max_model_len=service.info.max_model_len,
+        chat_template=asked.chat_template,
         tools=tools,
         documents=asked.documents,
         continue_final_message=asked.continue_final_message,

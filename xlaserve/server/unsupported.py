@@ -59,7 +59,6 @@ CHAT = _COMMON | {
     "prediction": Unsupported(),
     "web_search_options": Unsupported(),
     "verbosity": Unsupported(),
-    "chat_template": Unsupported(advice="set it when the server starts: --chat-template FILE"),
     "mm_processor_kwargs": Unsupported({}, advice=_TEXT_ONLY),
     "best_of": Unsupported(1, advice=_ONE_CHOICE),
     "prompt": Unsupported(advice="use /v1/completions, or send messages"),

@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from tests.server import test_responses_fields, test_tools
+from tests.server import test_request_templates, test_responses_fields, test_tools
 from tests.server.fields.generation import A, logprobs
 from tests.server.fields.said import Ask, Elsewhere, Entry, NoEffect, Said, effect
 from tests.server.tiny_server import BOS, EOS
@@ -130,6 +130,7 @@ CHAT: dict[str, Entry] = {
         messages=[USER, ANSWER],
         add_generation_prompt=False,
     ),
+    "chat_template": Elsewhere(test_request_templates.test_a_request_may_bring_its_template),
     "chat_template_kwargs": effect({"thinking": True}, shows("[assistant]<think>")),
     "documents": effect([{"text": "Of the weather"}], shows("Of the weather")),
     "thinking_token_budget": effect(5, _budgeted, **THINKING),

@@ -153,6 +153,7 @@ CHAT: Wrong = {
     "include_reasoning": NOT_TRUE_OR_FALSE,
     "add_generation_prompt": NOT_TRUE_OR_FALSE,
     "continue_final_message": [*NOT_TRUE_OR_FALSE, True],  # the last: with add_generation_prompt
+    "chat_template": [5, ["a"], "{{ messages }}"],  # the last: this server takes none
     "chat_template_kwargs": [{"other": 1}, {"messages": []}, [], "x"],
     "documents": ["x", [5], {}],
     "thinking_token_budget": [-1, 1.5, "1", True],

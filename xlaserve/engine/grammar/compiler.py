@@ -11,7 +11,8 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from xlaserve.core.constraint import ConstraintFailed
-from xlaserve.engine.grammar.check import LIMITS, GrammarRefused, translate
+from xlaserve.engine.child import Refused
+from xlaserve.engine.grammar.check import LIMITS, translate
 from xlaserve.engine.grammar.constraint import GrammarConstraint, eos_mask, run_ahead
 from xlaserve.engine.grammar.vocabulary import make_ll_tokenizer
 from xlaserve.engine.tokenizer import Tokenizer
@@ -76,7 +77,7 @@ class GrammarCompiler:
         """What is wrong, where something is."""
         try:
             translated = translate(grammar)
-        except GrammarRefused as problem:
+        except Refused as problem:
             return str(problem)
         matcher = LLMatcher(self._tokens(), translated, log_level=0, limits=LLParserLimits(**LIMITS))
         if matcher.is_error():

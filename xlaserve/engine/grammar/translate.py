@@ -3,9 +3,9 @@
 Some grammars take for ever to compile, or all memory: so this runs in a process that can be killed (`check.py`). For
 the same reason it imports nothing of xlaserve.
 
-    python -I -S translate.py LLGUIDANCE'S_FOLDER BYTES LIMITS
+    python -I -S translate.py BYTES LLGUIDANCE'S_FOLDER
 
-reads {"kind": ..., "text": ...} and writes {"grammar": ...} or {"error": ...}.
+reads {"kind": ..., "text": ..., "limits": ...} and writes {"grammar": ...} or {"error": ...}.
 """
 
 import json
@@ -192,10 +192,10 @@ def _short(value: Any) -> str:
     return repr(value)[:60]
 
 
-def answer(asked: dict[str, Any], limits: dict[str, Any]) -> dict[str, str]:
+def answer(asked: dict[str, Any]) -> dict[str, str]:
     try:
         translated = TRANSLATORS[asked["kind"]](asked["text"])
-        error = _try(translated, limits)
+        error = _try(translated, asked["limits"])
     except (Refused, ValueError, AssertionError, RecursionError) as problem:
         translated, error = "", str(problem) or type(problem).__name__
     except Exception as problem:  # of GBNF's parser, which raises all kinds
@@ -231,10 +231,10 @@ def _try(grammar: str, limits: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    folder, memory, limits = sys.argv[1:]
+    memory, *folders = sys.argv[1:]
     resource.setrlimit(resource.RLIMIT_AS, (int(memory), int(memory)))
-    sys.path.append(folder)
-    json.dump(answer(json.load(sys.stdin), json.loads(limits)), sys.stdout)
+    sys.path += folders
+    json.dump(answer(json.load(sys.stdin)), sys.stdout)
 
 
 if __name__ == "__main__":

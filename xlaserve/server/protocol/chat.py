@@ -29,6 +29,7 @@ class ChatRequest(GenerationRequest):
     include_reasoning: bool = True  # extension
     add_generation_prompt: bool = True  # extension
     continue_final_message: bool = False  # extension
+    chat_template: str | None = None  # extension
     chat_template_kwargs: dict[str, Any] | None = None  # extension
     documents: list[dict[str, Any]] | None = None  # extension
     thinking_token_budget: int | None = None  # extension
