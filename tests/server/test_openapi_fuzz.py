@@ -10,6 +10,7 @@ import schemathesis
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
+from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     negative_data_rejection,
@@ -77,3 +78,15 @@ def test_no_request_finds_a_fault(keep, label):
     check_operation(server, OPERATIONS[label], EXAMPLES)
     assert server.complete().json["choices"][0]["text"] == "hello"
     assert server.service.free_blocks() == free
+
+
+@pytest.mark.parametrize("label", [label for label in BASES if label != "POST /tokenize"])
+def test_streams_are_as_the_document_says(live, label):
+    case = OPERATIONS[label].Case(body=BASES[label] | {"stream": True}, media_type="application/json")
+    response = case.call(base_url=live.url, timeout=10)
+    assert response.headers["content-type"][0].startswith("text/event-stream")
+    case.validate_response(response, checks=CHECKS)
+    response = case.call(base_url=live.url, timeout=10)
+    response.content = response.content.replace(b'"object":', b'"subject":').replace(b'"delta":', b'"epsilon":')
+    with pytest.raises(FailureGroup, match="SSE event"):
+        case.validate_response(response, checks=CHECKS)

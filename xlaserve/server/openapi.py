@@ -144,7 +144,7 @@ def _operation(operation: Operation, schemas: dict[Any, Any], components: dict[s
     if operation.reply:
         content = {"application/json": {"schema": schemas[operation.reply]}}
     if operation.chunk:
-        content["text/event-stream"] = {"schema": schemas[operation.chunk]}
+        content["text/event-stream"] = {"schema": _event(operation.chunk, schemas)}
     error = {"description": "An error", "content": {"application/json": {"schema": schemas[ErrorBody]}}}
     described: dict[str, Any] = {
         "summary": operation.summary,
@@ -161,3 +161,12 @@ def _operation(operation: Operation, schemas: dict[Any, Any], components: dict[s
         body = {"required": True, "content": {"application/json": {"schema": schemas[operation.request]}}}
         described["requestBody"] = body
     return described
+
+
+def _event(chunk: type[BaseModel], schemas: dict[Any, Any]) -> dict[str, Any]:
+    """Of a server-sent event: OpenAPI before 3.2 has no word for a stream, so this is of each event in it."""
+    data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": schemas[chunk]}
+    if chunk is not StreamEvent:  # whose own events tell of an error, and of the end
+        data["contentSchema"] = {"anyOf": [schemas[chunk], schemas[ErrorBody]]}
+        data = {"anyOf": [data, {"const": "[DONE]"}]}
+    return {"type": "object", "properties": {"event": {"type": "string"}, "data": data}, "required": ["data"]}
