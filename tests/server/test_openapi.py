@@ -8,10 +8,11 @@ import pytest
 
 from tests.server.responding import TOOLS, ask, stream
 from tests.server.test_tools import TWO_CALLS
-from xlaserve.server.api_docs import markdown
+from xlaserve.server.api_docs import markdown, objects
 from xlaserve.server.app import create_app
 from xlaserve.server.field_notes import EXTENSIONS, OPENAI, RESPONSES
-from xlaserve.server.openapi import document
+from xlaserve.server.object_notes import OBJECTS
+from xlaserve.server.openapi import OPERATIONS, document
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.completion import CompletionRequest
 from xlaserve.server.responses_api.request import ResponsesRequest
@@ -44,6 +45,15 @@ def test_every_field_is_described_once_and_none_is_refused_too():
     assert not CompletionRequest.model_fields.keys() & COMPLETION.keys()
     assert not ChatRequest.model_fields.keys() & CHAT.keys()
     assert not ResponsesRequest.model_fields.keys() & REFUSED.keys()
+
+
+def test_every_object_of_a_request_is_described():
+    components, told = document()["components"]["schemas"], {*OBJECTS, "CompletionRequest", "ChatRequest"}
+    asked = {model.__name__ for each in OPERATIONS for model in (each.request, each.query, each.form) if model}
+    for name in {*asked, *(each for model in asked for each in objects(components[model], components))}:
+        assert name in {*told, "ResponsesRequest"}
+        assert all(field["description"] for field in components[name]["properties"].values()), name
+    assert all(notes.keys() == components[name]["properties"].keys() for name, notes in OBJECTS.items())
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from pydantic.json_schema import models_json_schema
 
 import xlaserve
 from xlaserve.server.batches import replies
-from xlaserve.server.field_notes import EXTENSIONS, OPENAI, RESPONSES
-from xlaserve.server.protocol.batch import BatchesQuery, BatchRequest, FilesQuery
+from xlaserve.server.field_notes import DEFAULTS, DEFAULTS_OF, EXTENSIONS, OPENAI, RESPONSES
+from xlaserve.server.object_notes import EXTENDING, OBJECTS
+from xlaserve.server.protocol.batch import BatchesQuery, BatchRequest, FilesQuery, FileUpload
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.completion import CompletionRequest
 from xlaserve.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
@@ -46,7 +47,10 @@ class ErrorBody(BaseModel):
 
 @dataclass(frozen=True)
 class Operation:
-    """One route. `reply` None: text or an object that has no fixed shape. `chunk`: of a stream's events."""
+    """One route. `reply` None: text or an object that has no fixed shape. `chunk`: of a stream's events.
+
+    form: instead of `request`, the parts of a multipart/form-data body.
+    """
 
     method: str
     path: str
@@ -55,6 +59,7 @@ class Operation:
     reply: type[BaseModel] | None = None
     chunk: type[BaseModel] | None = None
     query: type[BaseModel] | None = None
+    form: type[BaseModel] | None = None
     content_type: str = "application/json"
 
 
@@ -80,7 +85,7 @@ OPERATIONS = (
     Operation("get", "/v1/models/{name}", "The model served, by its name", reply=ModelCard),
     Operation("post", "/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeReply),
     Operation("post", "/detokenize", "Token ids to text", DetokenizeRequest, DetokenizeReply),
-    Operation("post", "/v1/files", "Upload a file (multipart/form-data: file, purpose)", reply=replies.FileReply),
+    Operation("post", "/v1/files", "Upload a file, as multipart/form-data", reply=replies.FileReply, form=FileUpload),
     Operation("get", "/v1/files", "List files", reply=replies.Page[replies.FileReply], query=FilesQuery),
     Operation("get", "/v1/files/{file_id}", "What is known of a file", reply=replies.FileReply),
     Operation("get", "/v1/files/{file_id}/content", "A file itself", content_type="application/octet-stream"),
@@ -102,9 +107,13 @@ def openapi() -> Response:
     return Response(json.dumps(document()), mimetype="application/json")
 
 
+_TEXT = OPENAI | EXTENSIONS
+_NOTES = {"CompletionRequest": _TEXT, "ChatRequest": _TEXT, "ResponsesRequest": _TEXT | RESPONSES} | OBJECTS
+
+
 @functools.cache
 def document() -> dict[str, Any]:
-    asked = {model for each in OPERATIONS for model in (each.request, each.query) if model}
+    asked = {model for each in OPERATIONS for model in (each.request, each.query, each.form) if model}
     told = {model for each in OPERATIONS for model in (each.reply, each.chunk) if model} | {ErrorBody}
     names, definitions = models_json_schema(
         [
@@ -115,9 +124,9 @@ def document() -> dict[str, Any]:
     )
     schemas = {model: schema for (model, _), schema in names.items()}
     components = definitions["$defs"]
-    for model in (CompletionRequest, ChatRequest):
-        _describe(components[model.__name__]["properties"], OPENAI)
-    _describe(components[ResponsesRequest.__name__]["properties"], OPENAI | RESPONSES)
+    for name, fields in components.items():
+        if name in _NOTES:
+            _describe(name, fields["properties"])
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
         paths.setdefault(operation.path, {})[operation.method] = _operation(operation, schemas, components)
@@ -133,10 +142,14 @@ def document() -> dict[str, Any]:
     }
 
 
-def _describe(properties: dict[str, Any], openai: dict[str, str]) -> None:
+def _describe(model: str, properties: dict[str, Any]) -> None:
+    """x-default: in words, where the field's own default is null."""
+    defaults = ({} if model in OBJECTS else DEFAULTS) | DEFAULTS_OF.get(model, {})
     for name, schema in properties.items():
-        schema["description"] = (EXTENSIONS | openai).get(name, "")
-        schema["x-extension"] = name in EXTENSIONS
+        schema["description"] = _NOTES[model].get(name, "")
+        schema["x-extension"] = model in EXTENDING or (model not in OBJECTS and name in EXTENSIONS)
+        if schema.get("default") is None and name in defaults:
+            schema["x-default"] = defaults[name]
 
 
 def _operation(operation: Operation, schemas: dict[Any, Any], components: dict[str, Any]) -> dict[str, Any]:
@@ -157,9 +170,9 @@ def _operation(operation: Operation, schemas: dict[Any, Any], components: dict[s
         parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in fields.items()]
     if parameters:
         described["parameters"] = parameters
-    if operation.request:
-        body = {"required": True, "content": {"application/json": {"schema": schemas[operation.request]}}}
-        described["requestBody"] = body
+    if body := operation.request or operation.form:
+        kind = "application/json" if operation.request else "multipart/form-data"
+        described["requestBody"] = {"required": True, "content": {kind: {"schema": schemas[body]}}}
     return described
 
 

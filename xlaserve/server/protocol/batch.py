@@ -12,7 +12,7 @@ Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
 MAX_FILES_LISTED = 10_000
 MAX_BATCHES_LISTED = 100
 
-_BATCH = {"output_expires_after": Unsupported(advice="results are kept until they are deleted; leave it out")}
+UNSUPPORTED = {"output_expires_after": Unsupported(advice="results are kept until they are deleted; leave it out")}
 
 
 class BatchRequest(Strict):
@@ -27,6 +27,13 @@ class BatchRequest(Strict):
         ]
         | None
     ) = None
+
+
+class FileUpload(Strict):
+    """The parts of POST /v1/files, which is no JSON: for the API's document."""
+
+    purpose: Literal["batch"]
+    file: bytes
 
 
 class FilesQuery(Strict):
@@ -46,7 +53,7 @@ class BatchesQuery(Strict):
 
 
 def parse_batch(data: dict[str, Any]) -> BatchRequest:
-    return validate(BatchRequest, data, _BATCH)
+    return validate(BatchRequest, data, UNSUPPORTED)
 
 
 def parse_files_query(query: dict[str, Any]) -> FilesQuery:

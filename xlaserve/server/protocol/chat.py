@@ -32,7 +32,7 @@ class ChatRequest(GenerationRequest):
     chat_template: str | None = None  # extension
     chat_template_kwargs: dict[str, Any] | None = None  # extension
     documents: list[dict[str, Any]] | None = None  # extension
-    thinking_token_budget: int | None = None  # extension
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None  # extension
 
     @model_validator(mode="after")
     def _alternatives_need_logprobs(self):

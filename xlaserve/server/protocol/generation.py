@@ -5,7 +5,22 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from xlaserve.grammar import Grammar
-from xlaserve.sampling_params import MAX_LOGPROBS, TEXT_OPTIONS, BeamSearchParams, SamplingParams
+from xlaserve.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_BEAM_WIDTH,
+    MAX_BIAS,
+    MAX_BIASES,
+    MAX_CHOICES,
+    MAX_LENGTH_PENALTY,
+    MAX_LOGPROBS,
+    MAX_PENALTY,
+    MAX_REPETITION_PENALTY,
+    MAX_STOP_STRINGS,
+    SEED_LIMIT,
+    TEXT_OPTIONS,
+    BeamSearchParams,
+    SamplingParams,
+)
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server.protocol.strict import Strict
 from xlaserve.server.protocol.structured import GuidedJson, ResponseFormat, StructuredOutputs, the_grammar
@@ -54,6 +69,14 @@ def _true_or_false(value: Any) -> Any:
     return value
 
 
+TokenId = Annotated[int, Field(ge=0)]
+_Bias = Annotated[float, Field(ge=-MAX_BIAS, le=MAX_BIAS)]
+_Biases = Annotated[dict[str, _Bias], Field(max_length=MAX_BIASES)]  # as they are sent
+_Text = Annotated[str, Field(min_length=1)]
+_StopList = Annotated[list[_Text], Field(max_length=MAX_STOP_STRINGS)]
+_WordList = Annotated[list[_Text], Field(max_length=MAX_BAD_WORDS)]
+
+
 class NoObfuscation(Strict):
     """What stream_options may hold everywhere."""
 
@@ -72,36 +95,43 @@ class StreamOptions(NoObfuscation):
 
 
 class TextRequest(Strict):
-    """The fields of every request for text. Ranges are checked by SamplingParams and SchedulingParams."""
+    """The fields of every request for text. What depends on several is checked by SamplingParams too."""
 
     model: str
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None  # extension
-    min_p: float | None = None  # extension
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    repetition_penalty: float | None = None  # extension
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None  # extension
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None  # extension
+    presence_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-MAX_PENALTY, le=MAX_PENALTY)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1 / MAX_REPETITION_PENALTY, le=MAX_REPETITION_PENALTY)] | None = (
+        None  # extension
+    )
     logit_bias: (
-        Annotated[dict[int, float], BeforeValidator(_as_token_biases, json_schema_input_type=dict[str, float])] | None
+        Annotated[
+            dict[int, _Bias],
+            Field(max_length=MAX_BIASES),
+            BeforeValidator(_as_token_biases, json_schema_input_type=_Biases),
+        ]
+        | None
     ) = None
-    allowed_token_ids: list[int] | None = None  # extension
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1)] | None = None  # extension
     bad_words: Annotated[
-        list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str]), Field(default_factory=list)
+        _WordList, BeforeValidator(_as_list, json_schema_input_type=_Text | _WordList), Field(default_factory=list)
     ]  # extension
-    min_tokens: int | None = None  # extension
-    seed: int | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None  # extension
+    seed: Annotated[int, Field(ge=-SEED_LIMIT, le=SEED_LIMIT - 1)] | None = None
     stop: Annotated[
-        list[str], BeforeValidator(_as_list, json_schema_input_type=str | list[str]), Field(default_factory=list)
+        _StopList, BeforeValidator(_as_list, json_schema_input_type=_Text | _StopList), Field(default_factory=list)
     ]
-    stop_token_ids: Annotated[list[int], Field(default_factory=list)]  # extension
+    stop_token_ids: Annotated[list[TokenId], Field(default_factory=list)]  # extension
     ignore_eos: bool = False  # extension
     skip_special_tokens: bool = True  # extension
     spaces_between_special_tokens: bool = True  # extension
     include_stop_str_in_output: bool = False  # extension
     structured_outputs: StructuredOutputs | None = None  # extension
     priority: int = 0  # extension
-    timeout: float | None = None  # extension
+    timeout: Annotated[float, Field(gt=0)] | None = None  # extension
     cache_salt: Annotated[str, Field(min_length=1)] | None = None  # extension
     stream: bool = False
 
@@ -109,7 +139,7 @@ class TextRequest(Strict):
 class GenerationRequest(TextRequest):
     """Those of completions and of chat completions."""
 
-    n: int | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
     response_format: ResponseFormat | None = None
     guided_json: GuidedJson | None = None  # as the next three an older name for structured_outputs
     guided_regex: str | None = None
@@ -117,12 +147,12 @@ class GenerationRequest(TextRequest):
     guided_grammar: str | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None  # extension
     use_beam_search: bool = False  # extension
-    beam_width: int | None = None  # extension
-    length_penalty: float | None = None  # extension
+    beam_width: Annotated[int, Field(ge=1, le=MAX_BEAM_WIDTH)] | None = None  # extension
+    length_penalty: Annotated[float, Field(ge=-MAX_LENGTH_PENALTY, le=MAX_LENGTH_PENALTY)] | None = None  # extension
     return_token_ids: bool = False  # extension
     return_tokens_as_token_ids: bool = False  # extension
     return_timings: bool = False  # extension
-    truncate_prompt_tokens: int | None = None  # extension
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None  # extension
     add_special_tokens: bool | None = None  # extension
     request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None  # extension
     stream_options: StreamOptions | None = None
@@ -138,7 +168,7 @@ class GenerationRequest(TextRequest):
     @model_validator(mode="after")
     def _prompt_is_left(self):
         keep = self.truncate_prompt_tokens
-        if keep is not None and keep < 1 and keep != -1:
+        if keep == 0:
             raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for what the context has room for")
         return self
 

@@ -20,7 +20,7 @@ def _as_text(value: Any) -> Any:
     return value if isinstance(value, str) else jsonlib.dumps(value, ensure_ascii=False)
 
 
-GuidedJson = Annotated[str, BeforeValidator(_as_text)]
+GuidedJson = Annotated[str, BeforeValidator(_as_text, json_schema_input_type=str | dict[str, Any])]
 
 
 class JsonSchema(Strict):
@@ -63,9 +63,7 @@ class StructuredOutputs(Strict):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    structural_tag: Annotated[str | None, BeforeValidator(lambda value: None if value is None else _as_text(value))] = (
-        None
-    )
+    structural_tag: GuidedJson | None = None
 
     def grammars(self) -> Iterator[Grammar]:
         param = "structured_outputs"

@@ -131,7 +131,7 @@ class ResponsesRequest(TextRequest):
     user: str | None = None
     metadata: Metadata = Field(default_factory=dict)
     chat_template_kwargs: dict[str, Any] | None = None  # extension
-    thinking_token_budget: int | None = None  # extension
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None  # extension
 
     @model_validator(mode="after")
     def _fields_go_together(self):
