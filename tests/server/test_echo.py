@@ -98,9 +98,11 @@ def test_prompts_of_a_chat_are_scored_too(tiny):
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 1, "use_beam_search": True}, "prompt_logprobs"),
         ({"echo": True, "use_beam_search": True}, "echo"),
-        ({"max_tokens": 0, "n": 2}, "n"),
-        ({"max_tokens": 0, "min_tokens": 1}, "min_tokens"),
+        ({"max_tokens": 0, "echo": True, "n": 2}, "n"),
+        ({"max_tokens": 0, "echo": True, "min_tokens": 1}, "min_tokens"),
         ({"max_tokens": 0, "use_beam_search": True}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 0, "logprobs": 1}, "max_tokens"),
     ],
 )
 def test_what_does_not_go_together(tiny, fields, param):
@@ -119,5 +121,5 @@ def test_a_prompt_as_long_as_the_context_is_scored(tiny):
     """Nothing is sampled, so no place is left for it."""
     ids = [65] * 256
     assert complete(tiny, prompt=ids, max_tokens=0, echo=True, logprobs=0).usage["prompt_tokens"] == 256
-    answer = tiny.post("/v1/completions", {"model": "toy", "prompt": [*ids, 65], "max_tokens": 0})
+    answer = tiny.post("/v1/completions", {"model": "toy", "prompt": [*ids, 65], "max_tokens": 0, "echo": True})
     assert (answer.status, answer.error["code"]) == (400, "context_length_exceeded")

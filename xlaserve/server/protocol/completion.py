@@ -46,6 +46,12 @@ class CompletionRequest(GenerationRequest):
             raise ValueError("echo: not allowed with use_beam_search")
         return self
 
+    @model_validator(mode="after")
+    def _something_is_asked_for(self):
+        if self.max_tokens == 0 and not self.echo and self.prompt_logprobs is None:
+            raise ValueError("max_tokens: 0 only with echo or prompt_logprobs: else there is nothing to answer")
+        return self
+
     @property
     def wants_logprobs(self) -> bool:
         return self.logprobs is not None
