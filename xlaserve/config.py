@@ -59,6 +59,7 @@ class ModelSection(_Section):
     chat_template: Path | None = None  # a file that replaces the checkpoint's template
     tool_parser: ToolParserName = "auto"  # how the model writes tool calls; auto: as its template tells
     reasoning_parser: Literal["auto", "none", "think"] = "auto"  # think: <think>...</think>
+    pooling: Literal["auto", "last", "mean", "cls"] = "auto"  # of embeddings; auto: as the checkpoint says, else last
 
 
 class CacheSection(_Section):

@@ -7,12 +7,13 @@ from tests.server.harness import JSON, Answer, LiveServer, wait_until
 
 COMPLETIONS = "/v1/completions"
 CHAT = "/v1/chat/completions"
+EMBEDDINGS = "/v1/embeddings"
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
 def line(custom_id: str, url: str = COMPLETIONS, **body) -> dict:
-    asked = {"model": "toy", "prompt": "hi"} if url == COMPLETIONS else {"model": "toy", "messages": MESSAGES}
-    return {"custom_id": custom_id, "method": "POST", "url": url, "body": asked | body}
+    asked = {COMPLETIONS: {"prompt": "hi"}, CHAT: {"messages": MESSAGES}, EMBEDDINGS: {"input": "hi"}}[url]
+    return {"custom_id": custom_id, "method": "POST", "url": url, "body": {"model": "toy"} | asked | body}
 
 
 def jsonl(*lines: dict | bytes) -> bytes:

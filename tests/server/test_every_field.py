@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests.server.batching import finished, jsonl, line, start
-from tests.server.fields import chat, generation, others, responses, structured, wrong
+from tests.server.fields import chat, generation, others, pooling, responses, structured, wrong
 from tests.server.fields.said import Effect, Elsewhere, Entry, NoEffect, Said
 from tests.server.fields.walk import fields
 from tests.server.harness import Answer, LiveServer
@@ -41,6 +41,11 @@ MODELS = {
         _SHOWN | {"messages": [{"role": "user", "content": TEXT}]},
         _ENTRIES | chat.CHAT,
         wrong.GENERATION | wrong.CHAT,
+    ),
+    "EmbeddingRequest": Fields({"model": "toy", "input": "hi"}, pooling.EMBEDDING, pooling.WRONG_EMBEDDING),
+    "ScoreRequest": Fields({"model": "toy", "text_1": "hi", "text_2": "you"}, pooling.SCORE, pooling.WRONG_SCORE),
+    "RerankRequest": Fields(
+        {"model": "toy", "query": "hi", "documents": ["you", "there"]}, pooling.RERANK, pooling.WRONG_RERANK
     ),
     "TokenizeRequest": Fields({"prompt": "hi"}, others.TOKENIZE, wrong.TOKENIZE),
     "DetokenizeRequest": Fields({"tokens": [*b"hi"]}, others.DETOKENIZE, wrong.DETOKENIZE),

@@ -50,10 +50,12 @@ def vocabulary() -> Vocabulary:
 
 
 @contextmanager
-def tiny_server(folder: Path, cache_dir: Path) -> Iterator[LiveServer]:
+def tiny_server(folder: Path, cache_dir: Path, **model: str) -> Iterator[LiveServer]:
+    """model: further settings of that section."""
     shutil.copytree(tiny_models.folder("llama"), folder, dirs_exist_ok=True)
     write_tokenizer(vocabulary(), folder)
-    overrides = [f"{name}={json.dumps(value)}" for name, value in SETTINGS.items()]
+    settings = SETTINGS | {f"model.{name}": value for name, value in model.items()}
+    overrides = [f"{name}={json.dumps(value)}" for name, value in settings.items()]
     with LLM(str(folder), overrides=overrides, cache_dir=cache_dir) as llm:
         server = LiveServer()
         server.service = llm.service

@@ -13,6 +13,7 @@ from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.host_pool import HostTier
 from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.engine.embeddings import pooling_of
 from xlaserve.engine.host_tier import host_tier
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.reasoning import thinks
@@ -32,6 +33,7 @@ from xlaserve.models.registry import FAMILIES, head_weight
 from xlaserve.runner.compilations import LOG, use_persistent_cache
 from xlaserve.runner.model_runner import ModelRunner
 from xlaserve.runner.programs import compile_programs
+from xlaserve.sampling_params import PoolingType
 from xlaserve.sharding import make_mesh, replicated, sharding_of
 
 
@@ -145,6 +147,8 @@ def _start(
         tool_parser=_tool_parser(config, model.tokenizer, reporter),
         thinks=_thinks(config, model.tokenizer, reporter),
         takes_chat_template=config.server.allow_chat_template,
+        pooling=_pooling(config, checkpoint.folder, reporter),
+        hidden_size=model.config.hidden_size,
     )
     return GenerationService(
         engine,
@@ -169,3 +173,10 @@ def _thinks(config: Config, tokenizer: Tokenizer, reporter: Reporter) -> bool:
     found = thinks(tokenizer.chat_template) if asked == "auto" else asked == "think"
     reporter.info("reasoning parser", "think" if found else "none", f"model.reasoning_parser: {asked}")
     return found
+
+
+def _pooling(config: Config, folder: Path | None, reporter: Reporter) -> PoolingType:
+    asked = config.model.pooling
+    told = pooling_of(folder) if asked == "auto" else asked
+    reporter.info("pooling of embeddings", told or "last", f"model.pooling: {asked}")
+    return told or "last"

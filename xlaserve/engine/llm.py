@@ -5,13 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import numpy as np
+
 from xlaserve.config import load_config
 from xlaserve.engine.build import build_service
 from xlaserve.engine.completion import Completion
-from xlaserve.engine.generations import Generations, Params, collect
+from xlaserve.engine.embeddings import normalised
+from xlaserve.engine.generations import AnyParams, Generations, collect
 from xlaserve.engine.reporter import Reporter, SilentReporter
 from xlaserve.errors import InvalidRequest
-from xlaserve.sampling_params import BeamSearchParams, SamplingParams
+from xlaserve.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 
 DEFAULT_CACHE_DIR = Path.home() / ".cache" / "xlaserve"
 
@@ -60,6 +63,15 @@ class LLM:
             raise InvalidRequest(f"{len(params)} params for {len(texts)} prompts", param="params")
         return self._collect(texts, params)
 
+    def embed(self, prompts: str | Sequence[str] | Sequence[Sequence[int]]) -> np.ndarray:
+        """float32 [n, D]: an embedding of each prompt, of length 1, pooled as `model.pooling` says.
+
+        Raises as `generate`.
+        """
+        texts = [prompts] if isinstance(prompts, str) else list(prompts)
+        found = [each.embedding for each in self._collect(texts, PoolingParams(pooling=self.info.pooling))]
+        return normalised(np.stack([each for each in found if each is not None]))
+
     def beam_search(
         self, prompts: str | Sequence[str] | Sequence[Sequence[int]], params: BeamSearchParams
     ) -> list[list[Completion]]:
@@ -70,7 +82,9 @@ class LLM:
         found = self._collect([prompts] if isinstance(prompts, str) else list(prompts), params)
         return [found[first : first + params.n] for first in range(0, len(found), params.n)]
 
-    def _collect(self, prompts: Sequence[str | Sequence[int]], params: Params | Sequence[Params]) -> list[Completion]:
+    def _collect(
+        self, prompts: Sequence[str | Sequence[int]], params: AnyParams | Sequence[AnyParams]
+    ) -> list[Completion]:
         all_ids = [self.tokenizer.encode(each) if isinstance(each, str) else list(each) for each in prompts]
         generations = Generations(self.service, all_ids, params, f"llm-{secrets.token_hex(8)}")
         try:

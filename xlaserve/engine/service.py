@@ -6,7 +6,7 @@ Text is made on the caller's thread, so that a slow one holds up nobody else.
 import operator
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
@@ -25,7 +25,7 @@ from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelt
 from xlaserve.engine.reasoning_rules import with_reasoning
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
-from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, PoolingParams, SamplingParams
+from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, PoolingParams, PoolingType, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
 
@@ -43,6 +43,8 @@ class ModelInfo:
     tool_parser: str | None = None  # one of tool_parsers.PARSERS: how the model writes calls; None: not known
     thinks: bool = False  # answers may begin with <think>...</think>
     takes_chat_template: bool = False  # a client may send its own
+    pooling: PoolingType = "last"  # how embeddings are made
+    hidden_size: int = 0  # numbers in an embedding
 
 
 class GenerationService:
@@ -91,6 +93,11 @@ class GenerationService:
     def retry_after(self) -> int:
         """Seconds until a request refused now may find a place, at the present rate; from 1 to 60."""
         return self._loop.retry_after()
+
+    @property
+    def max_requests(self) -> int:
+        """Taken at the same time, computed and waiting."""
+        return self._loop.max_requests
 
     @property
     def max_num_seqs(self) -> int:
@@ -202,7 +209,8 @@ class GenerationService:
             prompt_ids = [operator.index(token_id) for token_id in prompt_ids]
         except TypeError:
             raise InvalidRequest("prompt: token ids must be integers.", param="prompt") from None
-        self._check(prompt_ids, params)
+        self._check_ids(params)
+        self.check_prompt(prompt_ids, params.max_tokens)
         if scheduling.priority != 0 and not self.takes_priority:
             message = "priority has no effect on this server: its scheduler.policy is not 'priority'. Leave it out."
             raise InvalidRequest(message, param="priority")
@@ -249,24 +257,30 @@ class GenerationService:
     def _make_processor(self, request: Request) -> OutputProcessor:
         return OutputProcessor(self.tokenizer, request.prompt_ids, request.params, request.stop_ids)
 
-    def _check(self, prompt_ids: list[int], params: SamplingParams) -> None:
-        info = self.info
-        if not prompt_ids:
-            raise InvalidRequest("The prompt is empty: at least one token is needed.", param="prompt")
+    def _check_ids(self, params: SamplingParams) -> None:
         named = {
-            "prompt": prompt_ids,
             "stop_token_ids": params.stop_token_ids,
             "logit_bias": [token for token, _ in params.biases],
             "allowed_token_ids": params.allowed_token_ids,
         }
         for name, ids in named.items():
-            if ids and not (min(ids) >= 0 and max(ids) < info.vocab_size):
-                wrong = next(i for i in ids if not 0 <= i < info.vocab_size)
-                message = f"{name}: token id {wrong} is not in the vocabulary (0 to {info.vocab_size - 1})."
-                raise InvalidRequest(message, param=name)
-        room = 0 if params.max_tokens == 0 else 1  # for the output
+            self._check_vocabulary(name, ids or ())
+
+    def _check_vocabulary(self, name: str, ids: Collection[int]) -> None:
+        size = self.info.vocab_size
+        if ids and not (min(ids) >= 0 and max(ids) < size):
+            wrong = next(i for i in ids if not 0 <= i < size)
+            raise InvalidRequest(f"{name}: token id {wrong} is not in the vocabulary (0 to {size - 1}).", param=name)
+
+    def check_prompt(self, prompt_ids: Sequence[int], max_tokens: int | None) -> None:
+        """Raises InvalidRequest, naming `prompt`, for one that cannot be served with an answer of `max_tokens`."""
+        info = self.info
+        if not prompt_ids:
+            raise InvalidRequest("The prompt is empty: at least one token is needed.", param="prompt")
+        self._check_vocabulary("prompt", prompt_ids)
+        room = 0 if max_tokens == 0 else 1  # for the output
         if len(prompt_ids) + room > info.max_model_len:
-            asked = room and (params.max_tokens or 1)
+            asked = room and (max_tokens or 1)
             raise InvalidRequest(
                 f"This model's maximum context length is {info.max_model_len} tokens. However, you requested "
                 f"{len(prompt_ids) + asked} tokens ({len(prompt_ids)} in the messages, {asked} in the completion). "

@@ -8,7 +8,7 @@ from flask import Response
 
 from xlaserve.server import sse
 from xlaserve.server.http import client_request_id, json_response, liveness_check, read_json, server_state, tenant
-from xlaserve.server.jobs import Job
+from xlaserve.server.jobs import Job, TextJob
 
 if TYPE_CHECKING:
     from xlaserve.engine.service import GenerationService
@@ -20,7 +20,7 @@ def answer(make_job: "Callable[[GenerationService, dict[str, Any]], Job]") -> Re
         service = server_state().admit(stack)
         job = make_job(service, read_json())
         scheduling, check = job.asked.scheduling_params(tenant()), liveness_check()
-        if not job.asked.stream:
+        if not (isinstance(job, TextJob) and job.asked.stream):
             response = json_response(job.whole(service, scheduling, check))
         else:
             generations = job.start(service, scheduling, check)

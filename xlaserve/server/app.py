@@ -13,6 +13,7 @@ from xlaserve.server.batches.batches import Batches
 from xlaserve.server.batches.file_routes import BATCHES
 from xlaserve.server.errors import ClientGone, ErrorReply, body_too_large, error_reply, make_reply
 from xlaserve.server.http import STATE
+from xlaserve.server.pooling import routes as pooling_routes
 from xlaserve.server.responses_api import routes as response_routes
 from xlaserve.server.responses_api.routes import RESPONSES
 from xlaserve.server.responses_api.store import ResponseStore
@@ -49,6 +50,7 @@ def create_app(
 
     app.register_blueprint(openai.routes)
     app.register_blueprint(response_routes.routes)
+    app.register_blueprint(pooling_routes.routes)
     app.register_blueprint(utility.routes)
     app.register_blueprint(openapi.routes)
     app.register_blueprint(file_routes.routes)

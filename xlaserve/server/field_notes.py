@@ -96,6 +96,22 @@ RESPONSES = {
     "metadata": "Told again in the response.",
 }
 # Of the fields whose models have none; by the request's name where requests differ.
+# Of /v1/embeddings, /v1/score (as vLLM has it) and /v1/rerank (as Jina has it).
+POOLING = {
+    "input": "A text, a list of texts, token ids, or a list of lists of them, 2048 at most. Each has one embedding.",
+    "encoding_format": "base64: of float32, little-endian.",
+    "dimensions": "Only so many numbers of each embedding are told, whose length is 1 all the same.",
+    "text_1": "A text, which goes with each of text_2, or a list of as many.",
+    "text_2": "A text or a list of them, 2048 at most: each has one score.",
+    "query": "A text.",
+    "documents": "Texts, or objects with a text, 2048 at most.",
+    "top_n": "Only so many of the documents are told, the best.",
+    "return_documents": "false: the results tell of documents by their index alone.",
+    "truncate_prompt_tokens": "1 or more: only the last so many tokens of each text are kept. -1: as many as the "
+    "context has room for.",
+    "add_special_tokens": "Whether the tokenizer adds its own (BOS).",
+    "timeout": "Seconds: the request fails with a 504 when it has not been computed by then.",
+}
 _OF_CHECKPOINT = "the checkpoint's, else "
 DEFAULTS = {
     "n": "1",
@@ -115,6 +131,9 @@ DEFAULTS = {
 }
 _REST = "what the context has left"
 DEFAULTS_OF = {
+    "EmbeddingRequest": {"dimensions": "all", "add_special_tokens": "true"},
+    "ScoreRequest": {"add_special_tokens": "true"},
+    "RerankRequest": {"top_n": "all", "add_special_tokens": "true"},
     "CompletionRequest": {"max_tokens": "16", "add_special_tokens": "true"},
     "ChatRequest": {"max_tokens": _REST, "add_special_tokens": "false: the template writes them"},
     "ResponsesRequest": {"max_output_tokens": _REST},

@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from xlaserve.engine.generations import Generations, Params, collect
+from xlaserve.engine.generations import AnyParams, Generations, Params, collect
 from xlaserve.errors import InvalidRequest
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server import sse
@@ -15,7 +15,7 @@ from xlaserve.server.protocol.chat import ChatRequest, parse_chat
 from xlaserve.server.protocol.completion import CompletionRequest, parse_completion
 from xlaserve.server.render import ChatRenderer, CompletionRenderer, Renderer
 from xlaserve.server.responses import Reply
-from xlaserve.server.tokens import chat_ids, prompt_ids
+from xlaserve.server.tokens import chat_ids, prompt_ids, truncated
 
 if TYPE_CHECKING:
     from xlaserve.engine.service import GenerationService
@@ -27,14 +27,28 @@ _NO_TEMPLATES = (
 )
 
 
+class Asked(Protocol):
+    """What the engine needs to know of a request beside its prompts and params."""
+
+    request_id: str | None
+
+    def scheduling_params(self, tenant: str) -> SchedulingParams: ...
+
+
+class Named(Protocol):
+    """Whoever writes an answer has given it its id."""
+
+    id: str
+
+
 @dataclass(frozen=True)
 class Job(ABC):
     """A request that has been checked: what the engine is to do, and who writes the answer. `prompts` are token ids."""
 
-    asked: CompletionRequest | ChatRequest
-    params: Params
+    asked: Asked
+    params: AnyParams
     prompts: list[list[int]]
-    renderer: Renderer
+    renderer: Named
 
     def start(
         self, service: "GenerationService", scheduling: SchedulingParams, check: Callable[[], None]
@@ -56,13 +70,22 @@ class Job(ABC):
     @abstractmethod
     def _answer(self, generations: Generations) -> Reply: ...
 
+
+@dataclass(frozen=True)
+class TextJob(Job):
+    """One whose answer can be streamed."""
+
+    asked: CompletionRequest | ChatRequest
+    params: Params
+    renderer: Renderer
+
     @abstractmethod
     def stream(self, generations: Generations) -> Iterator[bytes]:
         """The answer as server-sent events, as it comes."""
 
 
 @dataclass(frozen=True)
-class _ChoicesJob(Job):
+class _ChoicesJob(TextJob):
     """Of completions and chat completions."""
 
     renderer: CompletionRenderer | ChatRenderer
@@ -85,7 +108,7 @@ def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
         for prompt in asked.prompt
     ]
     params = asked.sampling_params(service.info.sampling_defaults)
-    kept = _truncated(prompts, asked, params, service)
+    kept = [truncated(ids, asked, _room(params), service.info) for ids in prompts]
     echoed = [_shown(*each, asked, service.tokenizer) for each in zip(asked.prompt, prompts, kept, strict=True)]
     return _ChoicesJob(asked, params, kept, CompletionRenderer(service.info.name, kept, asked, echoed))
 
@@ -130,24 +153,9 @@ def chat_form(service: "GenerationService", data: dict[str, Any]) -> AnswerForm:
         add_generation_prompt=asked.add_generation_prompt,
     )
     params = asked.sampling_params(service.info.sampling_defaults)
-    (prompt,) = _truncated([ids], asked, params, service)
-    return AnswerForm(service, asked, prompt)
+    return AnswerForm(service, asked, truncated(ids, asked, _room(params), service.info))
 
 
-JOBS: "dict[str, Callable[[GenerationService, dict[str, Any]], Job]]" = {
-    "/v1/completions": completion_job,
-    "/v1/chat/completions": chat_job,
-}
-
-
-def _truncated(
-    prompts: list[list[int]], asked: CompletionRequest | ChatRequest, params: Params, service: "GenerationService"
-) -> list[list[int]]:
-    """The last `truncate_prompt_tokens` of each; for -1 as many as leave room for max_tokens, one where not given."""
-    keep = asked.truncate_prompt_tokens
-    if keep is None:
-        return prompts
-    if keep == -1:
-        limit = min(service.info.max_model_len, service.info.max_request_tokens)
-        keep = max(1, limit - (1 if params.max_tokens is None else params.max_tokens))
-    return [ids[-keep:] for ids in prompts]
+def _room(params: Params) -> int:
+    """For an answer, at least: in tokens."""
+    return 1 if params.max_tokens is None else params.max_tokens

@@ -21,6 +21,7 @@ OBJECTS: dict[str, dict[str, str]] = {
         "add_generation_prompt": "false: the prompt does not open an answer. Of messages.",
         "return_token_strs": "true: the tokens as text, too.",
     },
+    "Document": {"text": "Of the document."},
     "DetokenizeRequest": {"model": _MODEL, "tokens": "Token ids, below the size of the vocabulary."},
     "FileUpload": {"purpose": "There is no other.", "file": "One part with a filename. Not empty."},
     "FilesQuery": {
@@ -143,4 +144,6 @@ OBJECTS: dict[str, dict[str, str]] = {
     "NamedFunctionTool": {"type": _FUNCTION_TYPE, "name": _NAME_OF_FUNCTION},
     "Reasoning": {"effort": "As chat's reasoning_effort."},
 }
-EXTENDING = ("StructuredOutputs", "TokenizeRequest", "DetokenizeRequest")  # what OpenAI has not got
+EXTENDING = (  # what OpenAI has not got
+    *("StructuredOutputs", "ScoreRequest", "RerankRequest", "Document", "TokenizeRequest", "DetokenizeRequest"),
+)

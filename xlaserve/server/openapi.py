@@ -11,8 +11,10 @@ from pydantic.json_schema import models_json_schema
 
 import xlaserve
 from xlaserve.server.batches import replies
-from xlaserve.server.field_notes import DEFAULTS, DEFAULTS_OF, EXTENSIONS, OPENAI, RESPONSES
+from xlaserve.server.field_notes import DEFAULTS, DEFAULTS_OF, EXTENSIONS, OPENAI, POOLING, RESPONSES
 from xlaserve.server.object_notes import EXTENDING, OBJECTS
+from xlaserve.server.pooling.replies import EmbeddingReply, RerankReply, ScoreReply
+from xlaserve.server.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from xlaserve.server.protocol.batch import BatchesQuery, BatchRequest, FilesQuery, FileUpload
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.completion import CompletionRequest
@@ -81,6 +83,9 @@ OPERATIONS = (
         query=ItemsQuery,
     ),
     Operation("post", "/v1/responses/{response_id}/cancel", "Refused: no response runs in the background"),
+    Operation("post", "/v1/embeddings", "Texts to vectors", EmbeddingRequest, EmbeddingReply),
+    Operation("post", "/v1/score", "How alike two texts are", ScoreRequest, ScoreReply),
+    Operation("post", "/v1/rerank", "Documents in the order of their likeness to a query", RerankRequest, RerankReply),
     Operation("get", "/v1/models", "The model served", reply=ModelList),
     Operation("get", "/v1/models/{name}", "The model served, by its name", reply=ModelCard),
     Operation("post", "/tokenize", "Text or messages to token ids", TokenizeRequest, TokenizeReply),
@@ -108,7 +113,12 @@ def openapi() -> Response:
 
 
 _TEXT = OPENAI | EXTENSIONS
-_NOTES = {"CompletionRequest": _TEXT, "ChatRequest": _TEXT, "ResponsesRequest": _TEXT | RESPONSES} | OBJECTS
+_NOTES = {
+    **dict.fromkeys(("CompletionRequest", "ChatRequest"), _TEXT),
+    "ResponsesRequest": _TEXT | RESPONSES,
+    **dict.fromkeys(("EmbeddingRequest", "ScoreRequest", "RerankRequest"), _TEXT | POOLING),
+    **OBJECTS,
+}
 
 
 @functools.cache

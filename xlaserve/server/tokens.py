@@ -7,7 +7,9 @@ from xlaserve.errors import InvalidRequest
 from xlaserve.server.messages import Message
 
 if TYPE_CHECKING:
+    from xlaserve.engine.service import ModelInfo
     from xlaserve.engine.tokenizer import Tokenizer
+    from xlaserve.server.protocol.generation import PromptOptions
 
 
 def prompt_ids(
@@ -30,6 +32,16 @@ def prompt_ids(
             "The prompt is empty, and this model's tokenizer adds no token of its own.", param="prompt"
         )
     return ids
+
+
+def truncated(ids: list[int], asked: "PromptOptions", room: int, info: "ModelInfo") -> list[int]:
+    """The last `truncate_prompt_tokens` of `ids`; for -1 as many as leave `room` tokens for an answer."""
+    keep = asked.truncate_prompt_tokens
+    if keep is None:
+        return ids
+    if keep == -1:
+        keep = max(1, min(info.max_model_len, info.max_request_tokens) - room)
+    return ids[-keep:]
 
 
 def chat_ids(

@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xlaserve.errors import EngineUnavailable, InvalidRequest, Overloaded, XlaserveError
 from xlaserve.scheduling_params import MAX_PRIORITY
@@ -20,10 +20,12 @@ from xlaserve.server.batches.file_store import FileStore
 from xlaserve.server.batches.lines import InputLine, LineError, check_lines, result_line
 from xlaserve.server.batches.run import Run, results_path
 from xlaserve.server.errors import error_reply
-from xlaserve.server.jobs import JOBS, Job
+from xlaserve.server.jobs import Job, chat_job, completion_job
+from xlaserve.server.pooling.jobs import embedding_job
 
 if TYPE_CHECKING:
     from xlaserve.engine.generations import Generations
+    from xlaserve.engine.service import GenerationService
     from xlaserve.server.state import ServerState
 
 _logger = logging.getLogger(__name__)
@@ -32,6 +34,12 @@ IDLE_SECONDS = 60.0  # without unfinished batches
 BUSY_SECONDS = 0.005  # how soon a pause of the engine is noticed
 RETRY_SECONDS = 5.0  # after what should not happen: a full disk, say
 LOWEST_PRIORITY = MAX_PRIORITY // 2  # added to that of a line, where the policy heeds it
+
+_JOBS: "dict[str, Callable[[GenerationService, dict[str, Any]], Job]]" = {
+    "/v1/completions": completion_job,
+    "/v1/chat/completions": chat_job,
+    "/v1/embeddings": embedding_job,
+}
 
 
 class _Stopped(Exception):
@@ -213,7 +221,7 @@ class BatchRunner:
     def _start(self, run: Run, line: InputLine) -> bool:
         try:
             service = self._state.service()
-            job = JOBS[run.batch.endpoint](service, line.body)
+            job = _JOBS[run.batch.endpoint](service, line.body)
             scheduling = job.asked.scheduling_params(run.batch.tenant)
             if service.takes_priority:
                 scheduling = replace(scheduling, priority=min(scheduling.priority + LOWEST_PRIORITY, MAX_PRIORITY))

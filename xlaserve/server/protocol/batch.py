@@ -8,7 +8,7 @@ from xlaserve.server.protocol.strict import Strict
 from xlaserve.server.unsupported import Unsupported
 from xlaserve.server.validation import validate
 
-Endpoint = Literal["/v1/chat/completions", "/v1/completions"]
+Endpoint = Literal["/v1/chat/completions", "/v1/completions", "/v1/embeddings"]
 MAX_FILES_LISTED = 10_000
 MAX_BATCHES_LISTED = 100
 

@@ -21,7 +21,7 @@ def _is_ids(value: Any) -> bool:
     return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
 
 
-def _parse_prompts(value: Any) -> list[Prompt]:
+def parse_prompts(value: Any) -> list[Prompt]:
     if isinstance(value, str):
         return [value]
     if _is_ids(value):
@@ -35,7 +35,7 @@ def _parse_prompts(value: Any) -> list[Prompt]:
 class CompletionRequest(GenerationRequest):
     """POST /v1/completions."""
 
-    prompt: Annotated[list[Prompt], BeforeValidator(_parse_prompts, json_schema_input_type=PromptForms)]
+    prompt: Annotated[list[Prompt], BeforeValidator(parse_prompts, json_schema_input_type=PromptForms)]
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
     echo: bool = False

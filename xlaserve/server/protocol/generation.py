@@ -94,10 +94,38 @@ class StreamOptions(NoObfuscation):
         return self
 
 
-class TextRequest(Strict):
-    """The fields of every request for text. What depends on several is checked by SamplingParams too."""
+class ScheduledRequest(Strict):
+    """The fields of every request that the engine computes something for; SchedulingParams checks their ranges."""
 
     model: str
+    priority: int = 0  # extension
+    timeout: Annotated[float, Field(gt=0)] | None = None  # extension
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None  # extension
+
+    def scheduling_params(self, tenant: str) -> SchedulingParams:
+        return SchedulingParams(
+            priority=self.priority, timeout=self.timeout, tenant=tenant, cache_salt=self.cache_salt or ""
+        )
+
+
+class PromptOptions(Strict):
+    """What becomes of prompts, and how a request is called."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None  # extension
+    add_special_tokens: bool | None = None  # extension
+    request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None  # extension
+    user: str | None = None  # no-op
+
+    @model_validator(mode="after")
+    def _prompt_is_left(self):
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for what the context has room for")
+        return self
+
+
+class TextRequest(ScheduledRequest):
+    """The fields of every request for text. What depends on several is checked by SamplingParams too."""
+
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=-1)] | None = None  # extension
@@ -130,13 +158,10 @@ class TextRequest(Strict):
     spaces_between_special_tokens: bool = True  # extension
     include_stop_str_in_output: bool = False  # extension
     structured_outputs: StructuredOutputs | None = None  # extension
-    priority: int = 0  # extension
-    timeout: Annotated[float, Field(gt=0)] | None = None  # extension
-    cache_salt: Annotated[str, Field(min_length=1)] | None = None  # extension
     stream: bool = False
 
 
-class GenerationRequest(TextRequest):
+class GenerationRequest(TextRequest, PromptOptions):
     """Those of completions and of chat completions."""
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
@@ -152,24 +177,13 @@ class GenerationRequest(TextRequest):
     return_token_ids: bool = False  # extension
     return_tokens_as_token_ids: bool = False  # extension
     return_timings: bool = False  # extension
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None  # extension
-    add_special_tokens: bool | None = None  # extension
-    request_id: Annotated[str, Field(pattern=REQUEST_ID)] | None = None  # extension
     stream_options: StreamOptions | None = None
-    user: str | None = None  # no-op
     metadata: dict[str, str] | None = None  # no-op
 
     @model_validator(mode="after")
     def _options_need_a_stream(self):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only allowed when stream is true")
-        return self
-
-    @model_validator(mode="after")
-    def _prompt_is_left(self):
-        keep = self.truncate_prompt_tokens
-        if keep == 0:
-            raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for what the context has room for")
         return self
 
     @model_validator(mode="after")
@@ -225,11 +239,6 @@ class GenerationRequest(TextRequest):
             regex=self.guided_regex,
             choice=self.guided_choice,
             grammar=self.guided_grammar,
-        )
-
-    def scheduling_params(self, tenant: str) -> SchedulingParams:
-        return SchedulingParams(
-            priority=self.priority, timeout=self.timeout, tenant=tenant, cache_salt=self.cache_salt or ""
         )
 
     def _sampling_params(self, defaults: dict[str, Any], **fields: Any) -> SamplingParams | BeamSearchParams:

@@ -1,9 +1,7 @@
 """From the JSON of POST /v1/responses to its answer. Knows of no connection."""
 
 import bisect
-import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +9,8 @@ from xlaserve.engine.generations import Generations
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import SamplingParams
 from xlaserve.server.answer_form import AnswerForm
-from xlaserve.server.jobs import Job, chat_form
+from xlaserve.server.jobs import Job, TextJob, chat_form
+from xlaserve.server.renaming import renamed
 from xlaserve.server.responses import Reply
 from xlaserve.server.responses_api.items import Item, to_messages, unanswered_output
 from xlaserve.server.responses_api.renderer import ResponsesRenderer
@@ -39,13 +38,13 @@ _NAMES = {
 
 
 @dataclass(frozen=True)
-class ResponsesJob(Job):
+class ResponsesJob(TextJob):
     renderer: ResponsesRenderer
 
     def start(
         self, service: "GenerationService", scheduling: "SchedulingParams", check: "Callable[[], None]"
     ) -> Generations:
-        with _named_as_here():
+        with renamed(_NAMES):
             return super().start(service, scheduling, check)
 
     def _answer(self, generations: Generations) -> Reply:
@@ -65,7 +64,7 @@ def responses_job(service: "GenerationService", data: dict[str, Any], store: Res
     if call_id := unanswered_output(items):
         message = f"No tool call found for function call output with call_id {call_id[:80]!r}."
         raise InvalidRequest(message, param="input")
-    with _named_as_here():
+    with renamed(_NAMES):
         form = _form(service, asked, to_messages(items))
         params = form.sampling_params()
     assert isinstance(params, SamplingParams)
@@ -96,16 +95,3 @@ def _form(service: "GenerationService", asked: ResponsesRequest, messages: list[
     starts = [0, *turns]
     first = bisect.bisect_left(starts[:-1], True, key=fits)
     return chat_form(service, asked.chat_request(messages[starts[first] :]))
-
-
-@contextmanager
-def _named_as_here() -> Iterator[None]:
-    """Errors about a chat request name the fields of this one."""
-    try:
-        yield
-    except InvalidRequest as error:
-        name = _NAMES.get(error.param or "")
-        if name is None:
-            raise
-        message = re.sub(rf"^{error.param}\b", name, str(error))
-        raise InvalidRequest(message, param=name, code=error.code, status=error.status) from error
