@@ -113,7 +113,7 @@ def openapi() -> Response:
 
 
 _TEXT = OPENAI | EXTENSIONS
-_NOTES = {
+NOTES = {
     **dict.fromkeys(("CompletionRequest", "ChatRequest"), _TEXT),
     "ResponsesRequest": _TEXT | RESPONSES,
     **dict.fromkeys(("EmbeddingRequest", "ScoreRequest", "RerankRequest"), _TEXT | POOLING),
@@ -135,7 +135,7 @@ def document() -> dict[str, Any]:
     schemas = {model: schema for (model, _), schema in names.items()}
     components = definitions["$defs"]
     for name, fields in components.items():
-        if name in _NOTES:
+        if name in NOTES:
             _describe(name, fields["properties"])
     paths: dict[str, dict[str, Any]] = {}
     for operation in OPERATIONS:
@@ -156,7 +156,7 @@ def _describe(model: str, properties: dict[str, Any]) -> None:
     """x-default: in words, where the field's own default is null."""
     defaults = ({} if model in OBJECTS else DEFAULTS) | DEFAULTS_OF.get(model, {})
     for name, schema in properties.items():
-        schema["description"] = _NOTES[model].get(name, "")
+        schema["description"] = NOTES[model].get(name, "")
         schema["x-extension"] = model in EXTENDING or (model not in OBJECTS and name in EXTENSIONS)
         if schema.get("default") is None and name in defaults:
             schema["x-default"] = defaults[name]
