@@ -57,7 +57,8 @@ def test_every_object_of_a_request_is_described():
 
 
 @pytest.mark.parametrize(
-    "name", ["CompletionRequest", "ChatRequest", "TokenizeRequest", "BatchRequest", "ResponsesRequest"]
+    "name",
+    ["CompletionRequest", "ChatRequest", "TokenizeRequest", "BatchRequest", "ResponsesRequest", "EmbeddingRequest"],
 )
 def test_requests_take_no_other_field(name):
     assert document()["components"]["schemas"][name]["additionalProperties"] is False
