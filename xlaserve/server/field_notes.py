@@ -21,6 +21,8 @@ OPENAI = {
     "logprobs": "Completions: so many alternatives for each token. Chat: true for the logprob of each token. They are "
     "the model's own, whatever the sampling.",
     "top_logprobs": "So many alternatives for each token. Only with logprobs.",
+    "best_of": "Answers drawn, of which the n likeliest per token are told, the best first. All count in the usage. "
+    "Not with stream.",
     "echo": "true: the text begins with the prompt, and logprobs with those of its tokens.",
     "tools": "Functions that the model may call.",
     "tool_choice": "none, auto, required, or one function.",
@@ -115,6 +117,7 @@ POOLING = {
 _OF_CHECKPOINT = "the checkpoint's, else "
 DEFAULTS = {
     "n": "1",
+    "best_of": "n",
     "temperature": f"{_OF_CHECKPOINT}1",
     "top_p": f"{_OF_CHECKPOINT}1",
     "top_k": f"{_OF_CHECKPOINT}off",

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from xlaserve.server.protocol.generation import GenerationRequest
 
 
+NOT_SHOWN = -1  # the index of answers that best_of leaves out
+
+
 class Renderer:
     """What is the same in every object of one answer. `prompts` are token ids; each has `n` choices."""
 
@@ -40,7 +43,7 @@ class Renderer:
         self._logprobs = asked.wants_logprobs
         self._common: dict[str, Any] = {"id": self.id, "created": int(time.time()), "model": model}
         self._started: set[int] = set()  # choices that have had a chunk
-        self._num_tokens: Counter[int] = Counter()  # generated, of each choice
+        self._num_tokens: Counter[int] = Counter()  # generated, of each choice and of those NOT_SHOWN
         self._num_cached: dict[int, int] = {}  # tokens of each prompt, once its first answer has ended
 
     def _usage(self) -> Usage:
@@ -107,7 +110,7 @@ class CompletionRenderer(Renderer):
 
     def whole(self, outputs: "list[Completion]") -> Reply:
         choices = []
-        for index, output in enumerate(outputs):
+        for index, output in enumerate(self._best(outputs)):
             self._count(index, output)
             choice = responses.CompletionChoice(
                 index=index,
@@ -138,6 +141,18 @@ class CompletionRenderer(Renderer):
         )
         yield responses.CompletionReply(**self._common, choices=[choice], **self._chunk_usage())
 
+    def _best(self, outputs: "list[Completion]") -> "list[Completion]":
+        """Of each prompt's answers the n likeliest per token, the best first. The others' tokens count, too."""
+        num_drawn = len(outputs) // len(self._prompts)
+        if num_drawn == self._n:
+            return outputs
+        best = []
+        for first in range(0, len(outputs), num_drawn):
+            ranked = sorted(outputs[first : first + num_drawn], key=_mean_logprob, reverse=True)
+            best += ranked[: self._n]
+            self._num_tokens[NOT_SHOWN] += sum(len(output.token_ids) for output in ranked[self._n :])
+        return best
+
     def usage_chunk(self) -> Reply:
         return responses.CompletionReply(**self._common, choices=[], usage=self._usage())
 
@@ -157,6 +172,11 @@ class CompletionRenderer(Renderer):
         return {"token_ids": list(token_ids)} | (
             {"prompt_token_ids": self._prompts[index // self._n]} if is_first else {}
         )
+
+
+def _mean_logprob(output: "Completion") -> float:
+    assert output.logprobs, "best_of needs logprobs"
+    return sum(entry.logprob for entry in output.logprobs) / len(output.logprobs)
 
 
 class ChatRenderer(Renderer):

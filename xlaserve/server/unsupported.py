@@ -43,7 +43,6 @@ _COMMON = {
 }
 
 COMPLETION = _COMMON | {
-    "best_of": Unsupported(1, advice=_ONE_CHOICE),
     "suffix": Unsupported("", advice="text is generated after the prompt only; leave it out"),
     "max_completion_tokens": Unsupported(advice="use max_tokens"),
     "top_logprobs": Unsupported(advice="use logprobs, a number from 0 to 5"),

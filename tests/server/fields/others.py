@@ -1,5 +1,7 @@
 """What the fields of completions alone do, and those of the endpoints that generate nothing."""
 
+import statistics
+
 from tests.server import test_errors
 from tests.server.fields.chat import CHAT, USER
 from tests.server.fields.said import Ask, Elsewhere, Entry, NoEffect, Said, effect
@@ -17,6 +19,15 @@ def _reply_has(field: str):
     return lambda without, with_it, _: with_it.json[field] != without.json[field]
 
 
+def _best(_: Said, with_it: Said, ask: Ask) -> bool:
+    """Of five answers the two whose tokens are likeliest on average; all five count."""
+    five = ask(n=5)
+    ranked = sorted(five.choices, key=lambda choice: -statistics.mean(choice["logprobs"]["token_logprobs"]))
+    expected = [choice["text"] for choice in ranked[:2]]
+    counted = with_it.usage["completion_tokens"] == five.usage["completion_tokens"]
+    return counted and with_it.texts == expected != [choice["text"] for choice in five.choices[:2]]
+
+
 COMPLETION: dict[str, Entry] = {
     "prompt": effect("Other words", lambda without, with_it, _: with_it.prompt == "Other words" != without.prompt),
     "logprobs": effect(
@@ -25,6 +36,7 @@ COMPLETION: dict[str, Entry] = {
             max(map(len, with_it.choice["logprobs"]["top_logprobs"])) == 2 and without.choice["logprobs"] is None
         ),
     ),
+    "best_of": effect(5, _best, n=2, temperature=1, seed=3, logprobs=0),
     "echo": effect(
         True, lambda without, with_it, _: with_it.text == "Once upon" + without.text != without.text, prompt="Once upon"
     ),

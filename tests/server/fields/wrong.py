@@ -109,6 +109,7 @@ GENERATION |= {
 COMPLETION: Wrong = {
     "prompt": [[], [[]], 5, [-1], [999_999], [1.5], ["a", 1]],
     "logprobs": [-1, 6, True, "1"],
+    "best_of": [0, 21, -1, 1.5, "2", True],
     "echo": NOT_TRUE_OR_FALSE,
 }
 CHAT: Wrong = {
