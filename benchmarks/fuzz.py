@@ -31,12 +31,16 @@ CONFIG = {
     "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
-TEMPLATE = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+TEMPLATE = (
+    "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+)
 SETTINGS = ["scheduler.max_num_seqs=8", "cache.num_blocks=400"]
 TIMEOUT_SECONDS = 60.0  # of one answer
 IDLE_SECONDS = 30.0  # until what was left half-way is gone
 MAX_GROWTH = 1.05  # of resident memory
 MAX_SHOWN = 10
+RESPONSE_ENDS = tuple(b"event: response.%s\n" % end for end in (b"completed", b"incomplete", b"failed"))
 IN_USE = ("kv_blocks_used", "num_requests_running", "num_requests_waiting")
 
 
@@ -85,8 +89,11 @@ def find_fault(request: FuzzRequest, status: int, content_type: str | None, body
         return find_fault_of_error(body)
     if (content_type or "").startswith("text/event-stream"):
         events = body.split(b"\n\n")
-        if events[-2:] != [b"data: [DONE]", b""]:
+        is_response = request.path == "/v1/responses"
+        if len(events) < 2 or events[-1] or not events[-2].startswith(RESPONSE_ENDS if is_response else b"data: [DONE]"):
             return "the stream has no end"
+        if events[-2].startswith(b"event: response.failed") and not may_time_out:
+            return f"a response has failed ({events[-2][:300]!r})"
         errors = [event for event in events if event.startswith(b'data: {"error"')]
         if any(b'"server_error"' in event for event in errors) and not may_time_out:
             return f"a server error in a stream ({errors[0][:200]!r})"
@@ -146,6 +153,7 @@ def own_server() -> Iterator[tuple[str, int]]:
         config.write_text(json.dumps(CONFIG))
         template.write_text(TEMPLATE)
         arguments = ["--model", f"random:{config}", "--chat-template", str(template), "--files-dir", f"{folder}/files"]
+        arguments += ["--tool-call-parser", "hermes", "--reasoning-parser", "think"]
         with serving_process([*arguments, *(part for setting in SETTINGS for part in ("--set", setting))]) as (
             url,
             pid,

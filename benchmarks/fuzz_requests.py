@@ -7,11 +7,15 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from benchmarks.fuzz_grammars import Grammars
 from xlaserve.server import unsupported
+from xlaserve.server.pooling.requests import EmbeddingRequest, RerankRequest, ScoreRequest
 from xlaserve.server.protocol.batch import BatchRequest
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.completion import CompletionRequest
 from xlaserve.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from xlaserve.server.responses_api.request import ResponsesRequest
+from xlaserve.server.responses_api.unsupported import RESPONSES
 
 JSON_TYPE = "application/json"
 MAX_DEPTH = 6  # of a random value
@@ -41,13 +45,18 @@ ENDPOINTS = [
         {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4},
         unsupported.CHAT,
     ),
+    Endpoint("/v1/responses", ResponsesRequest, {"input": "hi", "max_output_tokens": 4}, RESPONSES),
+    Endpoint("/v1/embeddings", EmbeddingRequest, {"input": "hi"}, {}),
+    Endpoint("/v1/score", ScoreRequest, {"text_1": "hi", "text_2": ["a", "b"]}, {}),
+    Endpoint("/v1/rerank", RerankRequest, {"query": "hi", "documents": ["a", "b"]}, {}),
     Endpoint("/tokenize", TokenizeRequest, {"prompt": "hi"}, {}),
     Endpoint("/detokenize", DetokenizeRequest, {"tokens": [1, 2, 3]}, {}),
     Endpoint("/v1/batches", BatchRequest, {"input_file_id": "file-" + "0" * 32, "endpoint": "/v1/completions"}, {}),
 ]
-_WEIGHTS = [8, 8, 1, 1, 1]
+_WEIGHTS = [8, 8, 4, 2, 1, 1, 1, 1, 1]
 _PATHS = ["/health", "/ready", "/version", "/metrics", "/v1/models", "/v1/models/x", "/v1/files", "/v1/files/..", "/",
-          "/v1/batches/batch_0", "/v1/nothing", "/v1/completions/", "/%00", "/v1/models/%ff%fe"]  # fmt: skip
+          "/v1/batches/batch_0", "/v1/responses/resp_0", "/v1/responses/x/input_items", "/v1/nothing",
+          "/v1/completions/", "/%00", "/v1/models/%ff%fe"]  # fmt: skip
 _METHODS = ["GET", "GET", "GET", "POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"]
 
 
@@ -68,6 +77,7 @@ class Generator:
 
     def __init__(self, seed: int, model: str):
         self._random = random.Random(seed)
+        self._grammars = Grammars(self._random)
         self._model = model
         self._schemas = {endpoint.path: endpoint.model.model_json_schema() for endpoint in ENDPOINTS}
 
@@ -96,11 +106,24 @@ class Generator:
             if name in ("model", "max_tokens") and self._random.random() < 0.8:
                 continue
             is_right = self._random.random() < 0.7
+            if is_right and name in self._grammars.by_field and self._random.random() < 0.8:
+                fields[name] = self._grammars.by_field[name]()
+                continue
             field = schema["properties"][name]
             fields[name] = self._value(field, schema.get("$defs", {})) if is_right else self._random.choice(_WRONG)
+        fields |= self._rules(endpoint)
         if self._random.random() < 0.3 and "stream" in schema["properties"]:
             fields["stream"] = True
         return fields
+
+    def _rules(self, endpoint: Endpoint) -> dict[str, Any]:
+        """Every fifth request has to keep to something, or has tools."""
+        if not {"structured_outputs", "text"} & endpoint.model.model_fields.keys() or self._random.random() < 0.8:
+            return {}
+        if "messages" in endpoint.model.model_fields and self._random.random() < 0.4:
+            return self._grammars.tools()
+        name = self._random.choice(sorted(endpoint.model.model_fields.keys() & self._grammars.by_field.keys()))
+        return {name: self._grammars.by_field[name]()}
 
     def _value(self, schema: dict[str, Any], definitions: dict[str, Any], depth: int = 0) -> Any:
         """A value that the schema allows, or nearly: ranges are looked at only at their lower end."""
