@@ -35,7 +35,7 @@ def test_a_known_key_is_let_in(guarded, header):
     assert answer.json["choices"][0]["text"] == "hello"
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics"])
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/docs"])
 def test_probes_need_no_key(guarded, path):
     assert guarded.get(path).status == 200
 

@@ -6,13 +6,13 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from xlaserve.errors import XlaserveError
-from xlaserve.server import openai, openapi, utility
+from xlaserve.server import docs_page, openai, openapi, utility
 from xlaserve.server.auth import ApiKeys
 from xlaserve.server.batches import batch_routes, file_routes
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.batches.file_routes import BATCHES
 from xlaserve.server.errors import ClientGone, ErrorReply, body_too_large, error_reply, make_reply
-from xlaserve.server.http import STATE
+from xlaserve.server.http import KEYS, STATE
 from xlaserve.server.pooling import routes as pooling_routes
 from xlaserve.server.responses_api import routes as response_routes
 from xlaserve.server.responses_api.routes import RESPONSES
@@ -22,7 +22,7 @@ from xlaserve.server.state import ServerState
 _logger = logging.getLogger(__name__)
 
 
-_OPEN = ("/health", "/ready", "/metrics")  # to probes and scrapers, which have no key
+_OPEN = ("/health", "/ready", "/metrics", "/docs")  # to probes, scrapers and browsers, which have no key
 
 
 def create_app(
@@ -39,6 +39,7 @@ def create_app(
     keys = api_keys or ApiKeys()
     app = Flask(__name__, static_folder=None)
     app.extensions[STATE] = state
+    app.extensions[KEYS] = keys
     app.extensions[BATCHES] = batches
     app.extensions[RESPONSES] = responses or ResponseStore()
     app.config["MAX_CONTENT_LENGTH"] = state.max_body
@@ -53,6 +54,7 @@ def create_app(
     app.register_blueprint(pooling_routes.routes)
     app.register_blueprint(utility.routes)
     app.register_blueprint(openapi.routes)
+    app.register_blueprint(docs_page.routes)
     app.register_blueprint(file_routes.routes)
     app.register_blueprint(batch_routes.routes)
     app.register_error_handler(XlaserveError, _known_error)

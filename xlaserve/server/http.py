@@ -16,7 +16,8 @@ from xlaserve.server.state import ServerState
 if TYPE_CHECKING:
     from xlaserve.engine.service import ModelInfo
 
-STATE = "xlaserve"  # key in app.extensions
+STATE = "xlaserve"  # keys in app.extensions
+KEYS = "xlaserve-keys"
 
 
 def server_state() -> ServerState:
@@ -26,6 +27,11 @@ def server_state() -> ServerState:
 def tenant() -> str:
     """Whose API key the request has; "" where there are none."""
     return g.get("tenant", "")
+
+
+def needs_key() -> bool:
+    """Whether requests must carry an API key."""
+    return bool(current_app.extensions[KEYS])
 
 
 def client_request_id() -> str | None:

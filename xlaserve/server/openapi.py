@@ -104,6 +104,7 @@ OPERATIONS = (
     Operation("get", "/version", "The server's version"),
     Operation("get", "/metrics", "Prometheus metrics", content_type="text/plain"),
     Operation("get", "/openapi.json", "This document"),
+    Operation("get", "/docs", "The same as a page", content_type="text/html"),
 )
 
 
