@@ -90,7 +90,11 @@ def find_fault(request: FuzzRequest, status: int, content_type: str | None, body
     if (content_type or "").startswith("text/event-stream"):
         events = body.split(b"\n\n")
         is_response = request.path == "/v1/responses"
-        if len(events) < 2 or events[-1] or not events[-2].startswith(RESPONSE_ENDS if is_response else b"data: [DONE]"):
+        if (
+            len(events) < 2
+            or events[-1]
+            or not events[-2].startswith(RESPONSE_ENDS if is_response else b"data: [DONE]")
+        ):
             return "the stream has no end"
         if events[-2].startswith(b"event: response.failed") and not may_time_out:
             return f"a response has failed ({events[-2][:300]!r})"

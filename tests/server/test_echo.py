@@ -1,7 +1,9 @@
 """Completions that repeat and score their prompts, and prompt_logprobs in both kinds of answer."""
 
+import numpy as np
 import pytest
 
+from tests import tiny_models
 from tests.server.fields.said import Said
 from tests.server.tiny_server import BOS, tiny_server
 
@@ -18,6 +20,27 @@ def complete(tiny, **fields) -> Said:
     answer = tiny.post("/v1/completions", {"model": "toy", "temperature": 0, "prompt": TEXT} | fields)
     assert answer.status == 200, answer.body
     return Said(answer)
+
+
+@pytest.mark.parametrize("length", [1, 17, 40])
+def test_report_20_a_prompt_alone_is_scored_as_transformers_scores_it(tiny, length):
+    """Its recorded logits, and a log_softmax in float64."""
+    ids = tiny_models.prompt(length)
+    said = complete(tiny, prompt=ids, max_tokens=0, logprobs=1, echo=True)
+    logits = tiny_models.logits("llama", [length])[0].astype(np.float64)
+    logprobs = logits - logits.max(axis=-1, keepdims=True)
+    logprobs -= np.log(np.exp(logprobs).sum(axis=-1, keepdims=True))
+    expected = [float(logprobs[at, ids[at + 1]]) for at in range(length - 1)]
+    found = said.choice["logprobs"]["token_logprobs"]
+    assert (found[0], len(found)) == (None, length)
+    assert found[1:] == pytest.approx(expected, abs=1e-4)
+    assert (said.usage["prompt_tokens"], said.usage["completion_tokens"]) == (length, 0)
+
+
+def test_report_20_the_text_of_a_prompt_alone_is_the_prompt(tiny):
+    for prompt in (TEXT, "a"):
+        said = complete(tiny, prompt=prompt, max_tokens=0, logprobs=1, echo=True)
+        assert (said.text, said.usage["completion_tokens"]) == (prompt, 0)
 
 
 def test_what_was_generated_is_scored_alike_as_a_prompt(tiny):
