@@ -265,18 +265,15 @@ class BlockManager:
         tables = request.block_tables or [[] for _ in self.pools]
         columns = self._columns(num_tokens)
         column = request.num_computed_tokens // self.block_size  # of the first token to be written
-        shared = [
-            column < len(table) and pool.ref_count(table[column]) > 1
-            for pool, table in zip(self.pools, tables, strict=True)
-        ]
-        for pool, table, copied in zip(self.pools, tables, shared, strict=True):
-            if columns - len(table) + copied > pool.num_free:
+        for pool, table in zip(self.pools, tables, strict=True):
+            if columns - len(table) + pool.is_shared(table, column) > pool.num_free:
                 return None
         request.block_tables = tables
         entries: list[BlockEntry] = []
         copies: list[BlockCopy] = []
-        for group, (pool, table) in enumerate(zip(self.pools, tables, strict=True)):
-            if shared[group]:
+        for group, table in enumerate(tables):
+            pool = self.pools[group]
+            if pool.is_shared(table, column):
                 source, table[column] = table[column], pool.take()
                 pool.release(source)
                 copies.append((group, source, table[column]))

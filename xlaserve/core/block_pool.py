@@ -37,6 +37,10 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
 
+    def is_shared(self, table: list[int], column: int) -> bool:
+        """Whether the table has a block there to which others refer too."""
+        return column < len(table) and self._ref_counts[table[column]] > 1
+
     def is_known(self, block: int) -> bool:
         """Whether the block is found by its contents, in use or free."""
         return self._contents[block] is not None
@@ -109,9 +113,10 @@ class BlockPool:
             return
         key, tokens = contents
         siblings = self._by_key[key]
-        del siblings[bisect_left(siblings, (tokens,))]
-        if not siblings:
+        if len(siblings) == 1:
             del self._by_key[key]
+        else:
+            del siblings[bisect_left(siblings, (tokens,))]
         self._contents[block] = None
         self.num_known -= 1
 

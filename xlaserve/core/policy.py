@@ -97,6 +97,8 @@ class Fair(Policy):
     weights: above 0, by tenant; others have 1.
     """
 
+    charges = True
+
     def __init__(self, weights: Mapping[str, float] | None = None):
         super().__init__()
         self._weights = dict(weights or {})

@@ -3,6 +3,7 @@
 Two prefixes have one key only if they have the same tokens, adapter, weights and salt.
 """
 
+import functools
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -10,6 +11,7 @@ from hashlib import blake2b
 _BYTES = 16
 
 
+@functools.lru_cache(maxsize=256)  # nearly all requests have one of a few
 def root_key(*, adapter: str, weights_version: int, cache_salt: str) -> bytes:
     """Of the empty prefix. Requests whose keys begin differently never share a block.
 

@@ -99,8 +99,9 @@ class Request:
         All of a prompt that is only read.
         """
         num_tokens = len(self.token_ids) + self.num_in_flight
-        wanted = num_tokens < self.max_total_tokens or num_tokens == len(self.prompt_ids)
-        return num_tokens - self.num_computed_tokens if wanted else 0
+        if num_tokens < self.max_total_tokens or num_tokens == len(self.prompt_ids):
+            return num_tokens - self.num_computed_tokens
+        return 0
 
     @property
     def samples(self) -> bool:

@@ -217,7 +217,8 @@ class Scheduler:
         output.rows.append(scheduled)
         output.num_tokens += num_tokens
         request.num_computed_tokens = end
-        self.waiting.charge(request, num_tokens)
+        if self.waiting.charges:
+            self.waiting.charge(request, num_tokens)
         if samples:
             output.samples.append(scheduled)
             request.num_in_flight += 1

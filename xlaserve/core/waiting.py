@@ -21,6 +21,7 @@ class Policy(ABC):
     """The waiting queue. Every operation is O(log n) or better; memory follows what waits or runs."""
 
     takes_priority: ClassVar[bool] = False  # whether a request's `priority` has an effect
+    charges: ClassVar[bool] = False  # whether it keeps accounts: else `charge` does nothing, and need not be called
 
     def __init__(self):
         self.num_tokens = 0  # prompt tokens of the requests that wait
