@@ -44,7 +44,7 @@ test: $(VENV)/.installed-test  ## Run the tests that need no real model
 kernels: $(VENV)/.installed-test  ## Interpret the Pallas kernels for TPUs and GPUs, case by case, against the reference
 	$(python) -m pytest -n 2 -m kernels
 
-test-models: $(VENV)/.installed-test  ## Run the tests on real models (downloads 350 MB the first time)
+test-models: $(VENV)/.installed-test $(VENV)/.installed-eval  ## Run the tests on real models (downloads 350 MB the first time)
 	$(python) -m pytest -m models
 
 lint: $(VENV)/.installed-dev  ## Check format, style and types
@@ -96,6 +96,10 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(pip) --quiet --editable ".[test]"
+	@touch $@
+
+$(VENV)/.installed-eval: $(VENV)/.installed
+	$(pip) --quiet --editable ".[eval]"
 	@touch $@
 
 # jax's CUDA plugin and libtpu in an environment of their own: with them, jax looks for devices at every start.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import transformers as hf
 
-from tests import tiny_models
+from tests import evaluation, tiny_models
 from tests.tiny_configs import COMMON, CONFIGS, make_config
 from tests.tiny_models import (
     BEAMS_FILE,
@@ -39,6 +39,7 @@ TOLERANCES = {
     GREEDY_FILE.name: dict(rtol=0),
     BEAMS_FILE.name: dict(rtol=0, atol=1e-5),
     BFLOAT16_FILE.name: dict(rtol=0.2),
+    evaluation.RECORDED_FILE.name: dict(rtol=0, atol=1e-3),  # sums over hundreds of tokens
 }
 
 
@@ -86,6 +87,7 @@ def references() -> Iterator[tuple[Path, dict[str, Any]]]:
     yield BFLOAT16_FILE, {name: bfloat16_errors(name) for name in tiny_models.BFLOAT16}
     yield HIDDEN_FILE, {name: hidden_of(load(name), tiny_models.HIDDEN_PROMPT) for name in tiny_models.HIDDEN}
     yield SAMPLING_FILE, dict(sampling_references())
+    yield evaluation.RECORDED_FILE, dict(evaluation_references())
 
 
 def load(name: str, dtype: str = "float32") -> Any:
@@ -107,17 +109,20 @@ def hidden_of(model, length: int) -> np.ndarray:
 
 
 def greedy_references() -> Iterator[tuple[str, list[int]]]:
-    options = dict(do_sample=False, pad_token_id=0, eos_token_id=None, return_dict_in_generate=True, output_logits=True)
     for name in tiny_models.GREEDY:
         model = load(name)
         for prompt in tiny_models.prompts(tiny_models.GREEDY_LENGTHS):
-            out = model.generate(torch.tensor([prompt]), max_new_tokens=tiny_models.GREEDY_TOKENS, **options)
-            best = torch.stack(out.logits)[:, 0].topk(2).values
-            if (gap := float((best[:, 0] - best[:, 1]).min())) < GREEDY_GAP:
-                sys.exit(
-                    f"{name}: after the prompt of {len(prompt)} the best two tokens differ by {gap}: change a seed"
-                )
-            yield f"{name}/{len(prompt)}", out.sequences[0, len(prompt) :].tolist()
+            yield f"{name}/{len(prompt)}", generate(model, prompt, tiny_models.GREEDY_TOKENS)
+
+
+def generate(model, prompt: list[int], num_tokens: int) -> list[int]:
+    options = dict(do_sample=False, pad_token_id=0, eos_token_id=None, return_dict_in_generate=True, output_logits=True)
+    out = model.generate(torch.tensor([prompt]), max_new_tokens=num_tokens, **options)
+    best = torch.stack(out.logits)[:, 0].topk(2).values
+    if (gap := float((best[:, 0] - best[:, 1]).min())) < GREEDY_GAP:
+        name = Path(model.name_or_path).name
+        sys.exit(f"{name}: after the prompt of {len(prompt)} the best two tokens differ by {gap}: change a seed")
+    return out.sequences[0, len(prompt) :].tolist()
 
 
 def beam_references() -> Iterator[tuple[str, Any]]:
@@ -179,6 +184,25 @@ def sampling_references() -> Iterator[tuple[str, np.ndarray]]:
             warped = warpers(torch.zeros((1, 1), dtype=torch.long), torch.tensor(logits[None]))
             key = tiny_models.sampling_key(logits.size, temperature, top_k, top_p)
             yield key, torch.softmax(warped.double(), dim=-1)[0].float().numpy()
+
+
+def evaluation_references() -> Iterator[tuple[str, Any]]:
+    """Per choice its loglikelihood and whether it is greedy, 0 or 1; loglikelihoods of texts; the ids of answers."""
+    model = load(evaluation.MODEL)
+    for number, document in enumerate(evaluation.documents("choices")):
+        yield f"choices/{number}", [loglikelihood(model, *choice) for choice in evaluation.choices(document)]
+    for number, document in enumerate(evaluation.documents("texts")):
+        windows = evaluation.windows(document["text"])
+        yield f"texts/{number}", sum(loglikelihood(model, *window)[0] for window in windows)
+    num_tokens = evaluation.generation_settings()["max_gen_toks"]
+    for number, document in enumerate(evaluation.documents("answers")):
+        yield f"answers/{number}", generate(model, [*document["prompt"].encode()], num_tokens)
+
+
+def loglikelihood(model, token_ids: list[int], num_scored: int) -> tuple[float, int]:
+    logprobs = torch.tensor(logits_of(model, token_ids)).double().log_softmax(dim=-1)[-num_scored - 1 : -1]
+    scored = torch.tensor(token_ids[-num_scored:])
+    return float(logprobs.gather(1, scored[:, None]).sum()), int((logprobs.argmax(dim=-1) == scored).all())
 
 
 def record() -> None:
