@@ -11,10 +11,10 @@ from xlaserve.layers import linear
 from xlaserve.layers.params import map_specs
 from xlaserve.models.config import parse_config
 from xlaserve.models.registry import FAMILIES, head_weight
-from xlaserve.runner.buckets import Buckets
+from xlaserve.runner.buckets import Buckets, make_buckets
 from xlaserve.runner.dtype import named_dtype
 from xlaserve.runner.program_memory import probe_memory, program_memory
-from xlaserve.runner.programs import Programs, ProgramShapes, compile_programs
+from xlaserve.runner.programs import Programs, ProgramShapes, compile_programs, lowerings
 from xlaserve.sharding import make_mesh, replicated
 
 TINY = {
@@ -47,6 +47,11 @@ def tiny(
 def compile_tiny(dtype: np.dtype, **keys) -> tuple[Programs, ProgramShapes]:
     arguments = tiny(dtype, **keys)
     return compile_programs(*arguments, lambda *_: None), arguments[0]
+
+
+def test_a_deployment_of_16_rows_has_16_programs():
+    shapes, *arguments = tiny(named_dtype("float32"))
+    assert len(list(lowerings(replace(shapes, buckets=make_buckets(16, 256)), *arguments))) == 16
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

@@ -125,7 +125,7 @@ class Pooling(Reading):
     _sum: np.ndarray | None = None  # float64 [D]
 
     def receive(self, result: ReadResult, index: int, count: int) -> bool:
-        part = result.sums[index].astype(np.float64)
+        part = result.sums[index]
         self._sum = part if self._sum is None else self._sum + part
         self.num_received += count
         return bool(np.isfinite(part).all())

@@ -31,9 +31,9 @@ def make_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> Buckets:
     equal factors.
     """
     widest = max(max_num_seqs, SMALLEST)
-    outputs = {SMALLEST, max(SMALLEST, widest // 2), widest}
+    outputs = {SMALLEST, widest}  # heads read the vocabulary's weights whatever their rows: a third size saves little
     largest = max(max_num_batched_tokens, SMALLEST)
-    tokens = {min(_round_up(size, 4), largest) for size in outputs}
+    tokens = {min(_round_up(size, 4), largest) for size in (SMALLEST, max(SMALLEST, widest // 2), widest)}
     start, growth = max(tokens) + WEIGHTS_AS_TOKENS, (largest + WEIGHTS_AS_TOKENS) / (max(tokens) + WEIGHTS_AS_TOKENS)
     steps = min(MAX_TOKEN_BUCKETS - len(tokens), math.ceil(math.log(growth) / math.log(LEAST_GROWTH)))
     for step in range(1, steps + 1):

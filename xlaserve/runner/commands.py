@@ -158,7 +158,7 @@ class PromptLogprobsResult:
 class PoolResult:
     """Host array."""
 
-    sums: np.ndarray  # float32 [n, D], in the order asked for
+    sums: np.ndarray  # float64 [n, D], in the order asked for
 
 
 class StepFuture(Protocol[Result]):

@@ -66,11 +66,13 @@ class PromptLogprobsFuture:
 
 @dataclass
 class PoolFuture:
-    """A Pool under way."""
+    """A Pool under way. Few steps have one and hidden rows are few: summed here they need no program of their own."""
 
-    sums: Array
-    count: int
+    hidden: Array
+    hidden_rows: tuple[tuple[int, int], ...]
 
     def result(self) -> PoolResult:
         """Waits for the device. Raises what the step raised."""
-        return PoolResult(np.asarray(self.sums)[: self.count])
+        hidden = np.asarray(self.hidden)
+        sums = [hidden[first : first + count].astype(np.float64).sum(axis=0) for first, count in self.hidden_rows]
+        return PoolResult(np.stack(sums))

@@ -27,7 +27,6 @@ from xlaserve.runner.commands import (
 )
 from xlaserve.runner.compilations import LOG
 from xlaserve.runner.futures import BodyFuture, PoolFuture, PromptLogprobsFuture, SampleFuture
-from xlaserve.runner.heads.pool import pack_pool, pool_packing
 from xlaserve.runner.heads.prompt_logprobs import pack_prompt_logprobs, prompt_logprobs_packing
 from xlaserve.runner.heads.sample import pack_masks, pack_sample, sample_packing
 from xlaserve.runner.host_blocks import Arrival, Blocks, HostSlots, pack_blocks, rounds
@@ -145,10 +144,8 @@ class ModelRunner:
 
     def _pool(self, command: Pool) -> PoolFuture:
         assert self._hidden is not None, "Pool before any Body"
-        size = self._hidden.shape[0]
-        sums = self.programs.pools[size](self._hidden, pack_pool(pool_packing(size), command))
-        sums.copy_to_host_async()
-        return PoolFuture(sums, len(command.hidden_rows))
+        self._hidden.copy_to_host_async()
+        return PoolFuture(self._hidden, command.hidden_rows)
 
     def _sample(self, command: Sample) -> SampleFuture | BodyFuture:
         assert self._hidden is not None, "Sample before any Body"

@@ -19,7 +19,6 @@ from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.heads.pool import make_pool, pool_packing
 from xlaserve.runner.heads.prompt_logprobs import make_prompt_logprobs, prompt_logprobs_packing
 from xlaserve.runner.heads.sample import make_sample, sample_packing
 from xlaserve.runner.host_blocks import PACKING, gather_blocks, scatter_blocks, staged_spec
@@ -102,7 +101,6 @@ class Programs:
     bodies: dict[int, Compiled]  # by T
     samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows want just the best token
     prompt_logprobs: dict[int, Compiled]  # by S
-    pools: dict[int, Compiled]  # by S
     reset_row: Compiled
     set_rules: Compiled
     copy_blocks: Compiled
@@ -113,7 +111,6 @@ class Programs:
         yield from self.bodies.values()
         yield from self.samples.values()
         yield from self.prompt_logprobs.values()
-        yield from self.pools.values()
         yield self.reset_row
         yield self.set_rules
         yield self.copy_blocks
@@ -137,15 +134,15 @@ def compile_programs(
     """
     jobs = dict(lowerings(shapes, params, head_weight, sharding))
     compiled = compile_all(jobs, sharding, on_progress)
-    bodies, samples, prompt_logprobs, pools = (
+    bodies, samples, prompt_logprobs = (
         {key: program for (kind, key), program in compiled.items() if kind == wanted}
-        for wanted in ("body", "sample", "prompt_logprobs", "pool")
+        for wanted in ("body", "sample", "prompt_logprobs")
     )
     kinds = ("reset_row", "set_rules", "copy_blocks")
     reset_row, set_rules, copy_blocks = (compiled[kind, shapes.max_num_seqs] for kind in kinds)
     groups = range(len(shapes.host_slots))
     gathers, scatters = (tuple(compiled[kind, group] for group in groups) for kind in ("gather", "scatter"))
-    return Programs(bodies, samples, prompt_logprobs, pools, reset_row, set_rules, copy_blocks, gathers, scatters)
+    return Programs(bodies, samples, prompt_logprobs, reset_row, set_rules, copy_blocks, gathers, scatters)
 
 
 def compile_all(
@@ -195,9 +192,6 @@ def lowerings(
         packing = prompt_logprobs_packing(size)
         head = jax.jit(make_prompt_logprobs(config, packing))
         yield ("prompt_logprobs", size), functools.partial(head.lower, head_weight, hidden, packing.abstract(sharding))
-        packing = pool_packing(size)
-        pool = jax.jit(make_pool(packing))
-        yield ("pool", size), functools.partial(pool.lower, hidden, packing.abstract(sharding))
     reset = jax.jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
     arguments = (rows.block_tables, rows.sampling, shapes.reset_packing.abstract(sharding))
     yield ("reset_row", shapes.max_num_seqs), functools.partial(reset.lower, *arguments)
