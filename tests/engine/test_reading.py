@@ -178,6 +178,25 @@ def test_a_deadline_before_all_is_read_is_a_timeout_and_no_answer():
     check_idle(engine, runner)
 
 
+@pytest.mark.parametrize("num_tokens", [0, 1])
+def test_a_deadline_after_all_is_read_loses_nothing_of_it(num_tokens):
+    """What was read comes with the first token, or with the end that comes before it, and once only."""
+    engine, runner = make_engine(async_scheduling=False, max_num_batched_tokens=4)
+    request = scoring(17, 5)  # the last token, from which the first is sampled, has a step of its own
+    request.deadline = time.monotonic() + 1000
+    engine.add_request(request)
+    assert request.reading is not None
+    while not request.reading.is_complete:
+        assert engine.step() == []
+    outputs = engine.step() if num_tokens else []
+    assert [output.token_ids for output in outputs] == [(expected_output(request)[0],)] * num_tokens
+    outputs += engine.expire(request.deadline + 1)
+    assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == ("length", "timeout")
+    (read,) = [output.read for output in outputs if output.read is not None]
+    assert_read(read, request)
+    check_idle(engine, runner)
+
+
 def test_a_prompt_that_is_only_computed_ends_without_a_token():
     engine, runner = make_engine()
     found = run(engine, make_request(range(20), 0))

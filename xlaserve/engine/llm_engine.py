@@ -91,13 +91,17 @@ class LLMEngine:
         """
         outputs = []
         for request in self._deadlines.pop_expired(now):
-            has_nothing = request.reading is not None and not request.reading.is_complete
+            reading = request.reading
+            has_nothing = reading is not None and not reading.is_complete
             if request.first_scheduled_time is None or has_nothing:
                 self.scheduler.finish(request, "timeout")
                 outputs.append(EngineOutput(request.request_id, finish_reason="timeout", error=TIMED_OUT))
             else:
                 self.scheduler.finish(request, "length")
-                outputs.append(EngineOutput(request.request_id, finish_reason="length", stop_reason="timeout"))
+                read = reading.outcome() if reading is not None and not request.num_output_tokens else None
+                outputs.append(
+                    EngineOutput(request.request_id, finish_reason="length", stop_reason="timeout", read=read)
+                )
         return outputs
 
     def step(self) -> list[EngineOutput]:
