@@ -143,6 +143,13 @@ def test_what_cannot_be_served_is_named(tiny, path, fields, param):
     assert (answer.status, answer.error["param"]) == (400, param), answer.body
 
 
+def test_what_is_wrong_with_a_document_is_told_once(tiny):
+    for wrong, told in (({"text": None}, "documents[1].text"), ({"title": "a", "text": "b"}, "documents[1].title")):
+        error = tiny.post("/v1/rerank", {"model": "toy", "query": "a", "documents": ["a", wrong]}).error
+        assert (error["param"], error["message"].count("documents")) == ("documents", 1), error
+        assert told in error["message"]
+
+
 def test_more_texts_than_the_server_takes_at_once(keep):
     server = keep()
     limit = server.service.max_requests

@@ -63,17 +63,27 @@ class Document(Strict):
     text: str
 
 
+def _as_documents(value: Any) -> Any:
+    """Texts as documents: an error then names what is wrong with one, not all that it is not."""
+    return [{"text": each} if isinstance(each, str) else each for each in value] if isinstance(value, list) else value
+
+
 class RerankRequest(ScheduledRequest, PromptOptions):
     """POST /v1/rerank."""
 
     query: str
-    documents: Annotated[list[str | Document], AfterValidator(_few), Field(min_length=1)]
+    documents: Annotated[
+        list[Document],
+        AfterValidator(_few),
+        Field(min_length=1),
+        BeforeValidator(_as_documents, json_schema_input_type=list[str | Document]),
+    ]
     top_n: Annotated[int, Field(ge=1)] | None = None
     return_documents: bool = True
 
     @property
     def texts(self) -> list[str]:
-        return [each if isinstance(each, str) else each.text for each in self.documents]
+        return [document.text for document in self.documents]
 
 
 def parse_embedding(data: dict[str, Any]) -> EmbeddingRequest:
