@@ -148,7 +148,7 @@ def test_items_of_earlier_turns_become_messages(responding):
         {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
         {"role": "assistant", "content": "b"},
         call,
-        call | {"call_id": "c2"},
+        call | {"call_id": "c2", "id": "fc_2"},
         {"type": "function_call_output", "call_id": "c2", "output": "2"},
         {"type": "function_call_output", "call_id": "c1", "output": [{"type": "input_text", "text": "1"}]},
     ]

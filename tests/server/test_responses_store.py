@@ -92,6 +92,24 @@ def test_an_unknown_response_is_named(responding):
     assert "resp_1" in answer.error["message"]
 
 
+def test_an_item_stands_in_a_conversation_once(responding):
+    """As at OpenAI; what was answered stands in it already, and need not be sent again."""
+    server = responding()
+    first = ask(server, input="a")
+    mine = {"role": "user", "content": "b", "id": "msg_mine"}
+    for more in ({"input": [mine, mine]}, {"input": first["output"], "previous_response_id": first["id"]}):
+        answer = server.post("/v1/responses", {"model": "toy"} | more)
+        assert (answer.status, answer.error["param"]) == (400, "input")
+        assert more["input"][0]["id"] in answer.error["message"]
+    ask(server, input=[mine, *first["output"]])
+
+
+def test_input_with_nothing_to_show_is_refused(responding):
+    answer = responding().post("/v1/responses", {"model": "toy", "input": [{"type": "reasoning", "summary": []}]})
+    assert (answer.status, answer.error["param"]) == (400, "input")
+    assert answer.error["message"].startswith("input:")
+
+
 def test_items_that_led_to_a_response(responding):
     server = responding()
     first = ask(server, input="a")

@@ -138,6 +138,12 @@ def as_items(value: Any) -> Any:
     return value
 
 
+def repeated_id(items: Iterable[Item]) -> str | None:
+    """The first id that two items have: a list of them could not be gone through by their ids."""
+    seen: set[str] = set()
+    return next((item["id"] for item in items if item["id"] in seen or seen.add(item["id"])), None)
+
+
 def unanswered_output(items: Iterable[Item]) -> str | None:
     """The call_id of the first function_call_output without its call before it."""
     called: set[str] = set()

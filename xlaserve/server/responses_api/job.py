@@ -12,7 +12,7 @@ from xlaserve.server.answer_form import AnswerForm
 from xlaserve.server.jobs import Job, TextJob, chat_form
 from xlaserve.server.renaming import renamed
 from xlaserve.server.responses import Reply
-from xlaserve.server.responses_api.items import Item, to_messages, unanswered_output
+from xlaserve.server.responses_api.items import Item, repeated_id, to_messages, unanswered_output
 from xlaserve.server.responses_api.renderer import ResponsesRenderer
 from xlaserve.server.responses_api.replies import ResponseReply
 from xlaserve.server.responses_api.request import ResponsesRequest, parse_responses
@@ -64,8 +64,16 @@ def responses_job(service: "GenerationService", data: dict[str, Any], store: Res
     if call_id := unanswered_output(items):
         message = f"No tool call found for function call output with call_id {call_id[:80]!r}."
         raise InvalidRequest(message, param="input")
+    if item_id := repeated_id(items):
+        message = (
+            f"Duplicate item found with id {item_id[:80]!r}. Remove duplicate items from your input and try again."
+        )
+        raise InvalidRequest(message, param="input")
+    messages = to_messages(items)
+    if not messages:
+        raise InvalidRequest("input: its items hold nothing that the model could be shown.", param="input")
     with renamed(_NAMES):
-        form = _form(service, asked, to_messages(items))
+        form = _form(service, asked, messages)
         params = form.sampling_params()
     assert isinstance(params, SamplingParams)
 
