@@ -220,3 +220,22 @@ def test_truncation_leaves_out_the_oldest_turns(responding):
     shown = prompt(server, truncation="auto", max_output_tokens=8, **asked)
     assert shown == f"[system]s[user]{'d' * 20}[assistant]{'d' * 20}[user]e[assistant]"
     assert refused(server, input="x" * 200, truncation="auto") == "input"
+
+
+@pytest.mark.parametrize("num_kept", range(1, 9))
+def test_truncation_costs_what_it_keeps(responding, monkeypatch, num_kept):
+    """All is tried once, then more and more from the end: a conversation of months is not rendered again and again."""
+    server = responding(max_model_len=256)
+    sizes, render = [], server.service.tokenizer.apply_chat_template
+
+    def spy(messages, **options):
+        sizes.append(len(messages))
+        return render(messages, **options)
+
+    monkeypatch.setattr(server.service.tokenizer, "apply_chat_template", spy)
+    turns = [{"role": "user", "content": f"{number:02}"} for number in range(64)]
+    room = len("[user]00" * num_kept + "[assistant]")
+    shown = prompt(server, input=turns, truncation="auto", max_output_tokens=256 - room)
+    assert shown == "".join(f"[user]{number:02}" for number in range(64 - num_kept, 64)) + "[assistant]"
+    assert sizes.count(64) == 1
+    assert sum(sizes) <= 64 + 12 * num_kept

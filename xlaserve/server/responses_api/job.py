@@ -87,19 +87,28 @@ def responses_job(service: "GenerationService", data: dict[str, Any], store: Res
 
 def _form(service: "GenerationService", asked: ResponsesRequest, messages: list[dict[str, Any]]) -> AnswerForm:
     """With truncation "auto", the oldest turns are left out, as few as will do: a turn begins with a user's message."""
-    if asked.truncation == "disabled":
-        return chat_form(service, asked.chat_request(messages))
     turns = [index for index, message in enumerate(messages) if message["role"] == "user"][1:]
+    if asked.truncation == "disabled" or not turns:
+        return chat_form(service, asked.chat_request(messages))
     room = min(service.info.max_model_len, service.info.max_request_tokens) - (asked.max_output_tokens or 1)
 
-    def fits(start: int) -> bool:
+    def from_turn(number: int) -> AnswerForm | None:
+        """None where the messages from this turn on are too many."""
         try:
-            return len(chat_form(service, asked.chat_request(messages[start:])).prompt_ids) <= room
+            form = chat_form(service, asked.chat_request(messages[starts[number] :]))
         except InvalidRequest as error:
             if error.code != TOO_LONG:
                 raise
-            return False
+            return None
+        return form if len(form.prompt_ids) <= room else None
 
     starts = [0, *turns]
-    first = bisect.bisect_left(starts[:-1], True, key=fits)
+    if form := from_turn(0):
+        return form
+    # From the end: what is tried costs what its messages do, and of a long conversation few will do.
+    first, step = len(turns), 1  # the last turn is not left out
+    while first > step and from_turn(first - step):
+        first -= step
+        step *= 2
+    first = bisect.bisect_left(range(first), True, lo=max(1, first - step + 1), key=lambda i: bool(from_turn(i)))
     return chat_form(service, asked.chat_request(messages[starts[first] :]))
