@@ -49,6 +49,7 @@ WRONG = {
     "one call for ever": ("{{ ('a' * 5000000) | wordwrap(1) }}", "takes longer than 2 seconds"),
     "text without end": ("{% set x = 'a' * 10**6 %}{% for a in range(999) %}{{ x }}{% endfor %}", "too much text"),
     "a huge text": ("{{ 'a' * 2**24 }}{{ 'a' }}", "too much text"),
+    "half a character": ("{{ '\\ud800' }}", "surrogate"),
     "all memory": ("{% set x = [0] * 2**27 %}", "MemoryError"),
     "nested too deep": ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "too complex"),
     "Python by a class": ("{{ ''.__class__.__mro__[1].__subclasses__() }}", "__class__"),
@@ -61,11 +62,12 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_report_72_a_template_that_must_not_run_is_a_400_in_time(allowing, name, monkeypatch):
-    monkeypatch.setattr(request_template, "SECONDS", 2.0)
+    if "for ever" in name:  # the others end by themselves, on a busy machine after a while
+        monkeypatch.setattr(request_template, "SECONDS", 2.0)
     template, told = WRONG[name]
     start = time.monotonic()
     answer = allowing.chat(chat_template=template)
-    assert time.monotonic() - start < 2 + 5  # and what a busy machine adds
+    assert time.monotonic() - start < request_template.SECONDS + 5  # and what a busy machine adds
     assert (answer.status, told in answer.error["message"]) == (400, True), answer.body
     assert answer.error["param"] == ("prompt" if name == "longer than the context" else "chat_template")
 

@@ -27,6 +27,10 @@ def answer(asked: dict[str, Any]) -> dict[str, Any]:
         return {"error": str(error), "param": error.param}
     if len(text) > asked["max_characters"]:
         return {"error": "makes too much text", "param": None}
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return {"error": "makes half of a surrogate pair, which is no text", "param": None}
     return {"text": text}
 
 
