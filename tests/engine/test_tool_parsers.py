@@ -207,6 +207,15 @@ def test_a_character_at_a_time(name, text, content, calls):
     assert parse(name, text) == Parsed(content, calls, len(calls))
 
 
+@pytest.mark.parametrize("length", range(len("\n</tool_call>") + 1))
+def test_nothing_of_an_end_mark_that_is_cut_is_content(length):
+    """As where max_tokens has come."""
+    text = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}' + "\n</tool_call>"[:length]
+    assert parse("hermes", text) == parse("hermes", [text])
+    found = parse("hermes", [text])
+    assert (found.content.strip(), found.calls, found.num_whole) == ("", [("f", '{"a": 1}')], 1)
+
+
 def test_arguments_are_given_as_they_come():
     parser = PARSERS["hermes"](NAMES)
     assert parser.push('<tool_call>{"name": "f", "arguments": {') == ToolDelta()

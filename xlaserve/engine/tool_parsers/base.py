@@ -212,8 +212,10 @@ class ToolParser(ABC):
 
     def _end_mark(self, literal: str) -> Steps[None]:
         """Leaves out what ends a call, or several; models forget it at times."""
-        yield from self._comes(literal)
+        found = yield from self._comes(literal)
         self._raw = None
+        if not found and self._has_ended and literal.startswith(self._text[self._at :]):
+            self._at = len(self._text)  # the answer was cut inside it
 
     def _next(self, separator: str, call: Steps[None]) -> Steps[bool]:
         """Reads another call, if the separator comes next."""
