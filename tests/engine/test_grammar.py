@@ -4,16 +4,21 @@ import json
 import random
 import re
 import time
+from collections import Counter
 from itertools import product
+from unittest import mock
 
+import jsonschema
 import numpy as np
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 from llguidance import LLMatcher, LLParserLimits
 
 from tests.toys import byte_level_tokenizer, byte_tokenizer, sentencepiece_tokenizer
 from xlaserve.core.constraint import ConstraintFailed
 from xlaserve.engine import child
-from xlaserve.engine.grammar import check
+from xlaserve.engine.grammar import check, translate
 from xlaserve.engine.grammar.compiler import GrammarCompiler
 from xlaserve.engine.grammar.constraint import make_mask
 from xlaserve.engine.tokenizer import Tokenizer
@@ -213,6 +218,56 @@ def test_masks_made_ahead_are_those_made_token_by_token(name, seed):
     assert num_ahead > 10
 
 
+def in_this_process(grammar: Grammar) -> str:
+    found = translate.answer({"kind": grammar.kind, "text": grammar.text}, check.LIMITS)
+    if "error" in found:
+        raise check.GrammarRefused(found["error"])
+    return found["grammar"]
+
+
+counts = st.sampled_from([None, None, None, 0, 1, 2])
+values = st.sampled_from(
+    [{"type": "boolean"}, {"type": "integer", "minimum": 0, "maximum": 9}, {"minimum": 5}, {}, False]
+)
+names = st.sampled_from(["a", "b", "ab", "ba"])
+patterns = st.sampled_from(["^a$", "^a", "b$", "^(a|b)$", "^[ab]{1,2}$", "^a/$"])
+walks = Counter()
+
+
+@settings(max_examples=60, phases=[Phase.generate], deadline=None, derandomize=True, database=None)
+@given(
+    listed=st.dictionaries(names, values, max_size=3),
+    ruled=st.dictionaries(patterns, values, max_size=2),
+    others=st.sampled_from([None, False, {"type": "null"}]),
+    least=counts,
+    most=counts,
+    required=st.lists(names, max_size=1),
+)
+def test_names_and_patterns_and_numbers_of_properties(listed, ruled, others, least, most, required):
+    """Where they meet, a schema is kept to or refused by name."""
+    fields = {"additionalProperties": others, "minProperties": least, "maxProperties": most, "required": required}
+    asked = {"type": "object", "properties": listed, "patternProperties": ruled}
+    asked |= {name: value for name, value in fields.items() if value is not None}
+    tokenizer, compiler = TOKENIZERS["byte level"], COMPILERS["byte level"]
+    try:
+        with mock.patch("xlaserve.engine.grammar.compiler.translate", in_this_process):
+            constraint, refusal = compiler.constraint(schema(asked)), ""
+    except InvalidRequest as error:
+        constraint, refusal = None, str(error)
+    walks["refused"] += constraint is None
+    assert constraint or re.search(r"[pP]ropert|allows nothing|no output", refusal), refusal
+    for seed in range(6 if constraint else 0):
+        text = walk(tokenizer, constraint.copy(), seed, 100)
+        if text is not None:
+            walks["done"] += 1
+            jsonschema.validate(json.loads(text), asked, cls=jsonschema.Draft202012Validator)
+
+
+def test_many_of_those_were_kept_to():
+    assert walks["done"] > 60
+    assert 0 < walks["refused"] < 50
+
+
 REFUSED = {
     '{"properties": {"foo": "bar"}}': "properties.foo",
     '{"type": "object", "foo": 1}': "keyword 'foo'",
@@ -232,6 +287,10 @@ REFUSED = {
     "[" * 100_000: "no JSON",
     '{"items":' * 100 + "{}" + "}" * 100: "deeper than",
     "3": "a schema is an object",
+    '{"items": {"properties": {"a": {}}, "patternProperties": {"^a$": {}}, "additionalProperties": false}}': "s: patt",
+    '{"properties": {"a/": {}, "é": {}}, "patternProperties": {"^(a/|é)$": {}}, "additionalProperties": false}': "a/|é",
+    '{"properties": {"a": {}, "b": {}}, "minProperties": 1}': "minProperties|min/maxProperties",
+    '{"patternProperties": {"^a": {}, "b$": {}}, "additionalProperties": false}': "not disjoint",
 }
 
 

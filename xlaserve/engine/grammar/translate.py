@@ -13,7 +13,7 @@ import re
 import resource
 import sys
 import urllib.parse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 # Between any two tokens of JSON: nothing, one space, or a line's end and an indentation. Any number of them would let a
@@ -70,6 +70,7 @@ def _checked(schema: Any) -> Any:
             if keyword not in KNOWN and not _is_extension(keyword):
                 raise Refused(f"{where} has the keyword {_short(keyword)}, which is not supported")
         _check_reference(part, schema, where)
+        _check_patterns(part, where)
         waiting += [(inner, name, depth + 1) for inner, name in _inner(part, where)]
     return schema
 
@@ -88,6 +89,26 @@ def _check_reference(part: dict[str, Any], schema: Any, where: str) -> None:
         for name in reference[1:].split("/")[1:]:
             name = urllib.parse.unquote(name).replace("~1", "/").replace("~0", "~")
             part = part.get(name) if isinstance(part, dict) else None  # pyright: ignore[reportAssignmentType]
+
+
+def _check_patterns(part: dict[str, Any], where: str) -> None:
+    """Where properties list all names that a pattern matches, llguidance begins one more, and has no way on."""
+    listed, patterns = part.get("properties"), part.get("patternProperties")
+    if part.get("additionalProperties") is not False or not (isinstance(listed, dict) and isinstance(patterns, dict)):
+        return
+    for pattern in patterns:
+        if listed and pattern.startswith("^") and pattern.endswith("$") and not _matches_more(pattern[1:-1], listed):
+            raise Refused(
+                f"{where}: patternProperties has {_short(pattern)}, which matches only names that properties list: "
+                "leave it out, and say in properties what it says of them"
+            )
+
+
+def _matches_more(pattern: str, names: Iterable[str]) -> bool:
+    """Whether the pattern, from end to end, matches anything but these names."""
+    rest = "|".join("".join(map(_literal, name)) for name in names)
+    pattern = re.sub(r"(?<!\\)/", r"\/", pattern)
+    return not _try(_lark(f"start: NAME\nNAME: /(?:{pattern})/ & ~/(?:{rest})/"), {})
 
 
 def _is_extension(keyword: str) -> bool:
