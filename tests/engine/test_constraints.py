@@ -54,6 +54,9 @@ class SumRule:
             raise ConstraintFailed("It cannot go on.")
         return None if len(self.seen) < self.free_until else bits(self.allows, self.vocab_size)
 
+    def forced(self) -> list[int]:
+        return []
+
     def copy(self) -> "SumRule":
         return replace(self, seen=list(self.seen))
 

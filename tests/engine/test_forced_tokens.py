@@ -23,7 +23,9 @@ from tests.engine.test_llm_engine import (
 from tests.toy_runner import first_allowed, make_engine, toy_token
 from xlaserve.core.constraint import ConstraintFailed
 from xlaserve.core.request import Request
-from xlaserve.engine.constrained import MAX_FORCED
+from xlaserve.core.step import ScheduledRow, SchedulerOutput
+from xlaserve.engine.constrained import MAX_FORCED, constrain
+from xlaserve.runner.commands import Sample, SampleRow
 
 START = (7, 3, 3)  # given tokens that the output begins with
 
@@ -55,6 +57,9 @@ class FormRule:
         if len(self.seen) == self.fails_at:
             raise ConstraintFailed("It cannot go on.")
         return bits(lambda token: token == self.given[0], self.vocab_size) if self.given else None
+
+    def forced(self) -> tuple[int, ...]:
+        return self.given
 
     def copy(self) -> "FormRule":
         return replace(self, seen=list(self.seen))
@@ -90,6 +95,23 @@ def test_given_tokens_are_not_sampled(async_scheduling):
     assert num_saved > 30
     assert runner.calls["body"] <= 60 - num_saved + 1
     check_idle(engine, runner)
+
+
+@pytest.mark.parametrize(
+    ("runs", "num_rows", "expected"),
+    [((2,), 1, True), ((1,), 1, False), ((2,), 2, True), ((2,), 3, False), ((3, 3), 8, True), ((3, 2, 1), 8, False)],
+)
+def test_a_longer_body_has_to_be_worth_it_for_all_rows(runs, num_rows, expected):
+    requests = [in_form(make_request([5]), start=tuple(range(1, 1 + n))) for n in runs]
+    requests += [make_request([5]) for _ in range(num_rows - len(runs))]
+    rows = [ScheduledRow(request, row, 0, 1, (5,), True) for row, request in enumerate(requests)]
+    engine, _ = make_engine()
+    output = SchedulerOutput(rows=list(rows), samples=list(rows))
+    sample = Sample(tuple(SampleRow(row, row, 1) for row in range(num_rows)), want_logprobs=False)
+    left, outputs = constrain(engine.scheduler, output, sample)
+    assert len(outputs) == (sum(runs) if expected else 0)
+    assert len(left.rows) == len(output.samples) == num_rows - (len(runs) if expected else 0)
+    assert len(left.masks) == (0 if expected else len(runs))
 
 
 @BOTH_CLOCKS

@@ -219,9 +219,9 @@ def test_masks_made_ahead_are_those_made_token_by_token(name, seed):
 
 
 def in_this_process(grammar: Grammar) -> str:
-    found = translate.answer({"kind": grammar.kind, "text": grammar.text}, check.LIMITS)
+    found = translate.answer({"kind": grammar.kind, "text": grammar.text, "limits": check.LIMITS})
     if "error" in found:
-        raise check.GrammarRefused(found["error"])
+        raise child.Refused(found["error"])
     return found["grammar"]
 
 

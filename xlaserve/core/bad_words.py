@@ -31,6 +31,9 @@ class BadWords:
             mask[token // 32] &= ~np.uint32(1 << token % 32)
         return mask.view(np.int32)
 
+    def forced(self) -> Sequence[int]:
+        return ()
+
     def copy(self) -> "BadWords":
         twin = object.__new__(BadWords)
         twin.__dict__ = dict(self.__dict__)  # what advance() changes is replaced, not written to

@@ -29,6 +29,13 @@ class Constraint(Protocol):
         """
         ...
 
+    def forced(self) -> Sequence[int]:
+        """Tokens that must come next, one after the other, as far as that is known: what `mask` would allow each time.
+
+        None where `mask` raises.
+        """
+        ...
+
     def copy(self) -> "Constraint":
         """The same state, to be advanced on its own: a further answer to the same prompt."""
         ...
@@ -54,6 +61,9 @@ class AllOf:
     def mask(self) -> np.ndarray | None:
         found = [mask for constraint in self.constraints if (mask := constraint.mask()) is not None]
         return np.bitwise_and.reduce(found) if found else None
+
+    def forced(self) -> Sequence[int]:
+        return ()  # what one forces another may forbid
 
     def copy(self) -> "AllOf":
         return AllOf([constraint.copy() for constraint in self.constraints])

@@ -19,15 +19,17 @@ def constrain(scheduler: Scheduler, scheduled: SchedulerOutput, sample: Sample) 
     """`sample` with the masks of its constrained rows, while the body is under way. All earlier tokens are known.
 
     Where only one token may come next it is appended, and so on from there: none of them is sampled, and the request's
-    next body computes them all. Such rows, and those of requests that have no token to go on with and end, leave
-    `sample` and `scheduled.samples`. Those of requests that have just ended are sampled all the same, and dropped.
+    next body computes them all, if together they are worth a longer body. Such rows, and those of requests that have no
+    token to go on with and end, leave `sample` and `scheduled.samples`. Those of requests that have just ended are
+    sampled all the same, and dropped.
     """
     masks: list[tuple[int, np.ndarray]] = []
     sampled: list[int] = []
     outputs: list[EngineOutput] = []
+    may_force = _is_worth_it(scheduled)
     for index, each in enumerate(scheduled.samples):
         if each.request.constraint is not None and not each.request.is_finished:
-            mask, appended = _go_on(scheduler, each.request)
+            mask, appended = _go_on(scheduler, each.request, may_force)
             if appended:
                 outputs += appended
                 continue
@@ -38,7 +40,15 @@ def constrain(scheduler: Scheduler, scheduled: SchedulerOutput, sample: Sample) 
     return replace(sample, rows=tuple(sample.rows[index] for index in sampled), masks=tuple(masks)), outputs
 
 
-def _go_on(scheduler: Scheduler, request: Request) -> tuple[np.ndarray | None, list[EngineOutput]]:
+def _is_worth_it(scheduled: SchedulerOutput) -> bool:
+    """A body for some more tokens than rows can take half as long again (`runner/buckets.py`), for all its rows: it has
+    to spare half as many tokens as there are rows from being sampled in steps of their own."""
+    constraints = [each.request.constraint for each in scheduled.samples if _may_be_forced(each.request)]
+    num_forced = [len(constraint.forced()) for constraint in constraints if constraint is not None]
+    return 2 * sum(max(0, count - 1) for count in num_forced) >= len(scheduled.rows)
+
+
+def _go_on(scheduler: Scheduler, request: Request, may_force: bool) -> tuple[np.ndarray | None, list[EngineOutput]]:
     """The mask of the request's next token, once what is forced is appended; how it ended, if it has."""
     assert request.constraint is not None
     outputs: list[EngineOutput] = []
@@ -51,7 +61,7 @@ def _go_on(scheduler: Scheduler, request: Request) -> tuple[np.ndarray | None, l
             scheduler.finish(request, "error")
             return None, [*outputs, EngineOutput(request.request_id, finish_reason="error", error=str(error))]
         token = None if mask is None else only_token(mask)
-        if token is None or not _may_be_forced(request):
+        if token is None or not may_force or not _may_be_forced(request):
             return mask, outputs
         outputs.append(scheduler.append_forced(request, token))
     return None, outputs
@@ -61,4 +71,4 @@ def _may_be_forced(request: Request) -> bool:
     """Not where the device is to tell logprobs of each token, or count it, or may be forbidden to sample it; nor where
     it has yet to tell what the prompt was read for, which comes with the first token."""
     is_read = request.reading is None or request.reading.is_complete
-    return is_read and request.params.logprobs is None and not has_rules(request)
+    return not request.is_finished and is_read and request.params.logprobs is None and not has_rules(request)

@@ -1,7 +1,7 @@
 """Constraints on an answer that begins with reasoning: how long that may be, and that a grammar begins after it."""
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,6 +44,9 @@ class ThinkingBudget:
     def mask(self) -> np.ndarray | None:
         return _mask([self._end[self._num_matched]], self._vocab_size) if self._is_over else None
 
+    def forced(self) -> Sequence[int]:
+        return ()
+
     def copy(self) -> "ThinkingBudget":
         twin = copy.copy(self)
         twin._tokens = self._tokens.copy()
@@ -84,6 +87,9 @@ class AfterReasoning:
             return mask
         assert self._begin_id is not None
         return mask | _mask([self._begin_id], self._vocab_size)
+
+    def forced(self) -> Sequence[int]:
+        return () if self._is_open or self._may_open else self._inner.forced()
 
     def copy(self) -> "AfterReasoning":
         twin = copy.copy(self)

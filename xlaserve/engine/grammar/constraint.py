@@ -102,6 +102,13 @@ class GrammarConstraint:
             return longer
         return mask
 
+    def forced(self) -> Sequence[int]:
+        try:
+            tokens = [only_token(mask) for mask in self._known()]
+        except ConstraintFailed:
+            return ()
+        return [token for token in tokens if token is not None]  # of each but the last, and perhaps of that
+
     def copy(self) -> "GrammarConstraint":
         masks = self._known()
         return GrammarConstraint(self._matcher.deep_copy(), masks, self._pool, self._eos_ids, more=self._more)
