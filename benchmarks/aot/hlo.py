@@ -31,8 +31,12 @@ class Instruction:
 
     @cached_property
     def called(self) -> tuple[str, ...]:
-        """Computations that run when this one does; not those that say how to combine two numbers."""
-        found = re.findall(r"(?:calls|body|condition)=%?([\w.\-]+)", self.attributes)
+        """Computations that run when this one does; not those that say how to combine two numbers.
+
+        Of a conditional: by the number that chooses, the one for false first.
+        """
+        found = re.findall(r"(?:calls|body|condition|false_computation)=%?([\w.\-]+)", self.attributes)
+        found += re.findall(r"true_computation=%?([\w.\-]+)", self.attributes)
         for several in re.findall(r"(?:branch_computations|called_computations)=\{([^}]*)\}", self.attributes):
             found += re.findall(r"%?([\w.\-]+)", several)
         if self.opcode in ("call", "call-start"):

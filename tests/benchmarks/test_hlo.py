@@ -150,3 +150,30 @@ def test_a_pool_that_a_loop_carries_here():
     assert compiled(walk, (1024, 1024), (8, 1024), donate=0).movements() == []
     (found,) = compiled(walk, (1024, 1024), (8, 1024)).movements()
     assert found.sources == {"pool"}
+
+
+@pytest.mark.parametrize(
+    "branches", ["true_computation=%yes, false_computation=%no", "branch_computations={%no, %yes}"]
+)
+def test_the_branch_for_false_comes_first(branches):
+    """The GPU's compiler names them, the TPU's numbers them."""
+    text = f"""\
+HloModule jit_head
+
+%yes (x: f32[8]) -> f32[8] {{
+  ROOT %x = f32[8]{{0}} parameter(0)
+}}
+
+%no (y: f32[8]) -> f32[8] {{
+  ROOT %y = f32[8]{{0}} parameter(0)
+}}
+
+ENTRY %main (wanted: pred[], z: f32[8]) -> f32[8] {{
+  %wanted = pred[] parameter(0)
+  %z = f32[8]{{0}} parameter(1)
+  ROOT %cond = f32[8]{{0}} conditional(%wanted, %z, %z), {branches}, metadata={{op_name="jit(head)/cut/cond"}}
+}}
+"""
+    program = Program(text)
+    assert program.roots["main"].called == ("no", "yes")
+    assert {each.computation for each in program.executed()} == {"main", "no", "yes"}

@@ -19,6 +19,7 @@ from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.compilations import LOG
+from xlaserve.runner.heads.blocks import ROWS_PER_TILE
 from xlaserve.runner.heads.prompt_logprobs import make_prompt_logprobs, prompt_logprobs_packing
 from xlaserve.runner.heads.sample import make_sample, sample_packing
 from xlaserve.runner.host_blocks import PACKING, gather_blocks, scatter_blocks, staged_spec
@@ -176,11 +177,18 @@ def lowerings(
         packed = shape.packing.abstract(sharding)
         arguments = (params, kv_caches, rows.block_tables, rows.last_tokens, packed)
         yield ("body", bucket), functools.partial(body.lower, *arguments)
+    rows_per_tile = ROWS_PER_TILE.get(next(iter(sharding.device_set)).platform, 1)
     for size in reversed(shapes.buckets.outputs):
         hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
         for greedy in (False, True):
             packing = sample_packing(size)
-            sample = make_sample(config, packing, greedy=greedy, processed_logprobs=shapes.processed_logprobs)
+            sample = make_sample(
+                config,
+                packing,
+                greedy=greedy,
+                processed_logprobs=shapes.processed_logprobs,
+                rows_per_tile=rows_per_tile,
+            )
             sample = jax.jit(sample, donate_argnums=2 if greedy else (4, 5))
             masks = jax.ShapeDtypeStruct((size, mask_words(config.vocab_size)), np.int32, sharding=sharding)
             if greedy:

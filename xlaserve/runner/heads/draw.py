@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from xlaserve.runner.heads.blocks import LANES, Blocks, in_blocks
 from xlaserve.runner.row_state import SamplingState
 
 CANDIDATES = 128
-LANES = 128
 
 
 class Drawn(NamedTuple):
@@ -35,22 +35,28 @@ class _Row(NamedTuple):
     floor: Array  # the smallest logit that min_p keeps
 
     def weights(self, logits: Array) -> Array:
-        """logits [S, ...] -> [S, ...], 1 for the best."""
-        shape = (-1,) + (1,) * (logits.ndim - 1)
-        return jnp.exp((logits - self.best.reshape(shape)) / self.scale.reshape(shape))
+        """logits [S, n] -> [S, n], 1 for the best."""
+        return jnp.exp((logits - self.best[:, None]) / self.scale[:, None])
+
+    def weights_of(self, blocks: Blocks) -> Array:
+        """In the shape of their values."""
+        return jnp.exp((blocks.values - blocks.per_row(self.best)) / blocks.per_row(self.scale))
 
 
-def argmax(logits: Array) -> tuple[Array, Array]:
+def argmax(logits: Array, *, rows_per_tile: int = 1) -> tuple[Array, Array]:
     """logits [S, V] -> the first of the best tokens, int32 [S], and its logit [S]; a NaN wins."""
-    blocks = _blocks(logits)
-    return _argmax(blocks, blocks.max(axis=-1))
+    blocks = in_blocks(logits, rows_per_tile)
+    return _argmax(blocks, blocks.reduce(jnp.max))
 
 
-def draw(logits: Array, sampling: SamplingState, positions: Array) -> Drawn:
-    """logits float32 [S, V]; sampling: of these rows, [S] each; positions int32 [S]: name the random numbers."""
+def draw(logits: Array, sampling: SamplingState, positions: Array, *, rows_per_tile: int = 1) -> Drawn:
+    """logits float32 [S, V]; sampling: of these rows, [S] each; positions int32 [S]: name the random numbers.
+
+    rows_per_tile: as the platform keeps the logits (`blocks.ROWS_PER_TILE`); nothing else depends on it.
+    """
     vocab_size = logits.shape[-1]
-    blocks = _blocks(logits)
-    peaks = blocks.max(axis=-1)  # [S, V / LANES]
+    blocks = in_blocks(logits, rows_per_tile)
+    peaks = blocks.reduce(jnp.max)  # [S, V / LANES]
     first, best = _argmax(blocks, peaks)
     greedy = sampling.temperature == 0
     scale = jnp.where(greedy, 1.0, sampling.temperature)
@@ -58,39 +64,33 @@ def draw(logits: Array, sampling: SamplingState, positions: Array) -> Drawn:
     row = _Row(jnp.where(jnp.isfinite(best), best, 0.0), scale, top_k, sampling.top_p, jnp.full_like(best, -jnp.inf))
     row = row._replace(floor=row.best + scale * jnp.log(sampling.min_p))
     uniforms = _uniforms(sampling, positions)
-    masses = row.weights(blocks).sum(axis=-1)
+    masses = blocks.reduce(jnp.sum, row.weights_of(blocks))
     cut = ~greedy & ((top_k < vocab_size) | (sampling.top_p < 1) | (sampling.min_p > 0))
     whole = _draw_from_blocks(blocks, masses, uniforms, row, -jnp.inf)
-    some, cutoff = lax.cond(
-        jnp.any(cut),
-        lambda: _draw_cut(logits, blocks, peaks, masses.sum(axis=-1), cut, uniforms, row),
-        lambda: (whole, jnp.full_like(best, -jnp.inf)),
-    )
+    with jax.named_scope("cut"):
+        some, cutoff = lax.cond(
+            jnp.any(cut),
+            lambda: _draw_cut(logits, blocks, peaks, masses.sum(axis=-1), cut, uniforms, row),
+            lambda: (whole, jnp.full_like(best, -jnp.inf)),
+        )
     tokens = jnp.where(greedy, first, jnp.where(cut, some, whole))
     return Drawn(jnp.where(best == -jnp.inf, -1, tokens), best, jnp.where(cut, cutoff, -jnp.inf), scale)
 
 
-def _blocks(logits: Array) -> Array:
-    """[S, V] -> [S, ceil(V / LANES), LANES]"""
-    padded = jnp.pad(logits, ((0, 0), (0, -logits.shape[-1] % LANES)), constant_values=-jnp.inf)
-    return padded.reshape(len(logits), -1, LANES)
-
-
-def _argmax(blocks: Array, peaks: Array) -> tuple[Array, Array]:
+def _argmax(blocks: Blocks, peaks: Array) -> tuple[Array, Array]:
     block = jnp.argmax(peaks, axis=-1)
-    lanes = _pick(blocks, block)
+    lanes = blocks.pick(block)
     lane = jnp.argmax(lanes, axis=-1)
     return (block * LANES + lane).astype(jnp.int32), _pick(lanes, lane)
 
 
 def _pick(values: Array, index: Array) -> Array:
-    """values [S, n, ...], index [S] -> [S, ...]"""
-    index = index.reshape((-1,) + (1,) * (values.ndim - 1))
-    return jnp.take_along_axis(values, index, axis=1)[:, 0]
+    """values [S, n], index [S] -> [S]"""
+    return jnp.take_along_axis(values, index[:, None], axis=1)[:, 0]
 
 
 def _draw_cut(
-    logits: Array, blocks: Array, peaks: Array, total: Array, cut: Array, uniforms: Array, row: _Row
+    logits: Array, blocks: Blocks, peaks: Array, total: Array, cut: Array, uniforms: Array, row: _Row
 ) -> tuple[Array, Array]:
     """Tokens and cutoffs of the rows that `cut` names. total [S]: the weights of all tokens."""
     values, ids = _candidates(blocks, peaks)
@@ -104,21 +104,22 @@ def _draw_cut(
 
     def widely() -> tuple[Array, Array]:
         wide_cutoff = jnp.maximum(_bisected_cutoff(logits, total, cut & ~enough, row), row.floor)
-        kept = jnp.where(blocks >= wide_cutoff[:, None, None], row.weights(blocks), 0.0)
-        wide = _draw_from_blocks(blocks, kept.sum(axis=-1), uniforms, row, wide_cutoff[:, None])
+        kept = jnp.where(blocks.values >= blocks.per_row(wide_cutoff), row.weights_of(blocks), 0.0)
+        wide = _draw_from_blocks(blocks, blocks.reduce(jnp.sum, kept), uniforms, row, wide_cutoff[:, None])
         return jnp.where(enough, tokens, wide), jnp.where(enough, cutoff, wide_cutoff)
 
-    return lax.cond(jnp.all(enough | ~cut), lambda: (tokens, cutoff), widely)
+    with jax.named_scope("narrow"):
+        return lax.cond(jnp.all(enough | ~cut), lambda: (tokens, cutoff), widely)
 
 
-def _candidates(blocks: Array, peaks: Array) -> tuple[Array, Array]:
+def _candidates(blocks: Blocks, peaks: Array) -> tuple[Array, Array]:
     """The CANDIDATES largest logits, descending, and their tokens: [S, n] each.
 
     They are in the blocks with the largest maxima, as many blocks as candidates.
     """
-    num_rows, num_blocks, _ = blocks.shape
+    num_rows, num_blocks = peaks.shape
     _, order = lax.top_k(peaks, min(CANDIDATES, num_blocks))
-    best_blocks = jnp.take_along_axis(blocks, order[:, :, None], axis=1).reshape(num_rows, -1)
+    best_blocks = blocks.pick_several(order).reshape(num_rows, -1)
     # Slices of the values must not meet the top_k: XLA's CPU backend would know it no more, and sort all.
     values, places = lax.optimization_barrier(lax.top_k(best_blocks, CANDIDATES))
     return values, (jnp.take_along_axis(order, places // LANES, axis=1) * LANES + places % LANES).astype(jnp.int32)
@@ -190,11 +191,11 @@ def _uniforms(sampling: SamplingState, positions: Array) -> Array:
     return jax.vmap(one)(sampling.seed, sampling.choice_index, positions)
 
 
-def _draw_from_blocks(blocks: Array, masses: Array, uniforms: Array, row: _Row, cutoff: Array | float) -> Array:
+def _draw_from_blocks(blocks: Blocks, masses: Array, uniforms: Array, row: _Row, cutoff: Array | float) -> Array:
     """A token of each row in proportion to its weight, without a sum along the whole vocabulary: first a block, by the
     blocks' weights `masses`, then an entry in it that is not below `cutoff`, each with a random number of its own."""
     block = _first_above(masses, uniforms[:, 0])
-    lanes = _pick(blocks, block)
+    lanes = blocks.pick(block)
     lane = _first_above(jnp.where(lanes >= cutoff, row.weights(lanes), 0.0), uniforms[:, 1])
     return (block * LANES + lane).astype(jnp.int32)
 

@@ -59,14 +59,14 @@ def pack_masks(command: Sample, num_outputs: int, vocab_size: int) -> np.ndarray
 
 
 def make_sample(
-    config: ModelConfig, packing: Packing, *, greedy: bool, processed_logprobs: bool = False
+    config: ModelConfig, packing: Packing, *, greedy: bool, processed_logprobs: bool = False, rows_per_tile: int = 1
 ) -> Callable[..., tuple]:
     """The function to compile: (head_weight, hidden [S, D], sampling, rules, counts, last_tokens, packed, masks) ->
     (SampleOutput, counts, last_tokens). To be donated: counts and last_tokens.
 
     greedy: for steps whose rows all have temperature 0, no rules and no mask; then it is (head_weight, hidden,
     last_tokens, packed) -> (SampleOutput, last_tokens). processed_logprobs: of the distribution that is drawn from,
-    with rules, masks, temperature and cuts; else the model's own.
+    with rules, masks, temperature and cuts; else the model's own. rows_per_tile: as `draw` takes it.
     """
 
     def logits_of(head_weight: Array, hidden: Array, parts: Mapping[str, Array]) -> Array:
@@ -75,7 +75,7 @@ def make_sample(
     def sample_greedy(head_weight: Array, hidden: Array, last_tokens: Array, packed: Array):
         parts = packing.unpack(packed)
         logits = logits_of(head_weight, hidden, parts)
-        tokens, best = argmax(logits)
+        tokens, best = argmax(logits, rows_per_tile=rows_per_tile)
         logprobs = _logprobs(parts["want_logprobs"], logits, tokens)
         output = SampleOutput(tokens, jnp.isfinite(best), *logprobs)
         return output, last_tokens.at[parts["rows"]].set(tokens, mode="drop")
@@ -91,7 +91,7 @@ def make_sample(
         mine = jax.tree.map(lambda array: array[rows], sampling)
 
         def choose(edited: Array) -> tuple[Array, ...]:
-            drawn = draw(edited, mine, positions)
+            drawn = draw(edited, mine, positions, rows_per_tile=rows_per_tile)
             tokens = jnp.maximum(drawn.tokens, 0)
             if processed_logprobs:
                 kept = jnp.where(edited >= drawn.cutoff[:, None], edited / drawn.scale[:, None], -jnp.inf)
@@ -107,7 +107,8 @@ def make_sample(
 
         has_rules = mine.has_rules & (parts["rows"] != DROPPED)
         any_edit = jnp.any(has_rules) | (parts["has_masks"] != 0)
-        tokens, best, *logprobs = lax.cond(any_edit, choose_edited, lambda: choose(logits))
+        with jax.named_scope("rules"):
+            tokens, best, *logprobs = lax.cond(any_edit, choose_edited, lambda: choose(logits))
         output = SampleOutput(tokens, jnp.isfinite(best), *logprobs)
         counts = counts.at[jnp.where(has_rules, rows, DROPPED), tokens].add(1, mode="drop")
         return output, counts, last_tokens.at[parts["rows"]].set(tokens, mode="drop")
@@ -131,4 +132,5 @@ def _logprobs(wanted: Array, logits: Array, tokens: Array) -> tuple[Array, Array
         none = jnp.zeros((num_rows, MAX_LOGPROBS), logits.dtype)
         return none[:, 0], none.astype(jnp.int32), none
 
-    return lax.cond(wanted != 0, compute, nothing)
+    with jax.named_scope("logprobs"):
+        return lax.cond(wanted != 0, compute, nothing)

@@ -1,0 +1,29 @@
+"""The `sample` head for 256 rows of Llama-3's vocabulary, compiled for chips that are not here: what it reads."""
+
+import pytest
+
+from benchmarks.aot.body import read_config
+from benchmarks.aot.head import compile_head, reads
+from benchmarks.aot.hlo import Program
+
+pytestmark = pytest.mark.aot
+NUM_ROWS, CONFIG = 256, read_config()
+LOGITS_BYTES = 4 * NUM_ROWS * CONFIG.vocab_size
+
+# By what rows ask for: how often all logits are read. The rules read them, and write others, which are then drawn from.
+READS = {(): 2, ("cut", "narrow"): 2, ("rules",): 3, ("rules", "cut", "narrow"): 3}
+
+
+@pytest.mark.parametrize("target", ["h100", "v5e"])
+def test_the_logits_are_read_three_times_at_most(target):
+    program = Program(compile_head(CONFIG, target, num_rows=NUM_ROWS, greedy=False).as_text())
+    found = {taken: reads(program, LOGITS_BYTES, taken) for taken in READS}
+    assert {taken: len(each) for taken, each in found.items()} == READS, found
+
+
+@pytest.mark.parametrize("target", ["h100", "v5e"])
+def test_greedy_rows_read_them_once(target):
+    program = Program(compile_head(CONFIG, target, num_rows=NUM_ROWS, greedy=True).as_text())
+    found = reads(program, LOGITS_BYTES, ())
+    assert len(found) == 1, found
+    assert len(reads(program, LOGITS_BYTES, ("logprobs",))) > 1, "what is read is seen"
