@@ -2,6 +2,7 @@
 
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
@@ -150,12 +151,24 @@ def test_what_is_wrong_with_a_document_is_told_once(tiny):
         assert told in error["message"]
 
 
-def test_more_texts_than_the_server_takes_at_once(keep):
+def test_many_texts_leave_the_queue_to_others(keep):
+    """More than the queue has places for: a window of them is in the engine at a time."""
+    server = keep(toy={"max_waiting": 20})
+    texts = [[n % 100, n // 100] for n in range(500)]
+    with ThreadPoolExecutor() as pool:
+        many = pool.submit(embed, server, texts)
+        refused = 0
+        while not many.done():
+            refused += server.post("/v1/embeddings", {"model": "toy", "input": "a"}).status != 200
+    assert refused == 0
+    for index in (0, 8, 16, 17, 250, 499):
+        np.testing.assert_allclose(many.result()[index], embed(server, texts[index])[0], atol=1e-6)
+
+
+def test_the_time_of_many_texts_is_that_of_all(keep):
     server = keep()
-    limit = server.service.max_requests
-    assert server.post("/v1/embeddings", {"model": "toy", "input": ["a"] * (limit + 1)}).error["param"] == "input"
-    documents = {"model": "toy", "query": "a", "documents": ["a"] * limit}
-    assert server.post("/v1/rerank", documents).error["param"] == "documents"
+    answer = server.post("/v1/embeddings", {"model": "toy", "input": ["a"] * 2048, "timeout": 0.05})
+    assert answer.status == 504
 
 
 def test_scheduling_is_that_of_text(tiny):

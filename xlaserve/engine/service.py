@@ -95,11 +95,6 @@ class GenerationService:
         return self._loop.retry_after()
 
     @property
-    def max_requests(self) -> int:
-        """Taken at the same time, computed and waiting."""
-        return self._loop.max_requests
-
-    @property
     def max_num_seqs(self) -> int:
         """Requests computed at the same time."""
         return self._scheduler.max_num_seqs

@@ -30,7 +30,10 @@ from xlaserve.server.responses import Reply
 from xlaserve.server.tokens import prompt_ids, truncated
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xlaserve.engine.service import GenerationService
+    from xlaserve.scheduling_params import SchedulingParams
 
 
 class _Renderer:
@@ -119,6 +122,14 @@ def _cosines(first: np.ndarray, second: np.ndarray) -> list[float]:
 class PoolingJob(Job):
     renderer: _Renderer
 
+    def start(
+        self, service: "GenerationService", scheduling: "SchedulingParams", check: "Callable[[], None]"
+    ) -> Generations:
+        return Generations(
+            service, self.prompts, self.params, self.renderer.id,
+            scheduling=scheduling, check=check, at_once=2 * service.max_num_seqs,
+        )  # fmt: skip
+
     def _answer(self, generations: Generations) -> Reply:
         embeddings = [completion.embedding for completion in collect(generations)]
         num_tokens = sum(map(len, self.prompts))
@@ -160,11 +171,6 @@ def _job(
     renderer: _Renderer,
 ) -> Job:
     """texts: the prompts, by the field that they are of; errors name it."""
-    num_texts = sum(map(len, texts.values()))
-    if num_texts > service.max_requests:
-        *_, name = texts
-        message = f"{name}: the request has {num_texts} texts: this server takes {service.max_requests} at once."
-        raise InvalidRequest(message, param=name)
     prompts = []
     for name, its_texts in texts.items():
         with renamed({"prompt": name}):
