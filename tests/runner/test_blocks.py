@@ -1,6 +1,5 @@
 """Logits in blocks: what is found in them, and that the order that a TPU wants its rows in changes no draw."""
 
-import functools
 from dataclasses import replace
 
 import jax
@@ -17,7 +16,7 @@ RNG = np.random.default_rng(0)
 
 def some_logits(num_rows: int, vocab_size: int) -> np.ndarray:
     """With ties, and a row that allows nothing."""
-    logits = np.round(RNG.normal(size=(num_rows, vocab_size)) * 3, 1).astype(np.float32)
+    logits = np.round(RNG.normal(size=(num_rows, vocab_size)) * 3, 1).astype(np.float32) + 0  # no -0.0: top_k orders it
     logits[-1] = -np.inf
     return logits
 
@@ -50,10 +49,25 @@ def test_draws_do_not_depend_on_how_rows_are_kept(vocab_size):
         top_p=jnp.tile(jnp.array([1.0, 0.9, 0.999], jnp.float32), 6)[:num_rows],
         min_p=jnp.tile(jnp.array([0.0, 0.0, 0.0, 0.05], jnp.float32), 4),
     )
-    found = [jax.jit(functools.partial(draw, rows_per_tile=n))(logits, sampling, positions) for n in (1, 8)]
+    found = [jax.jit(draw)(logits, in_blocks(logits, n), sampling, positions) for n in (1, 8)]
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(one, other)
     assert found[0].tokens[-1] == -1
     assert len(set(found[0].tokens.tolist())) > 10
-    for one, other in zip(argmax(logits), argmax(logits, rows_per_tile=8), strict=True):
+    for one, other in zip(*(argmax(in_blocks(logits, n)) for n in (1, 8)), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("rows_per_tile", [1, 8])
+@pytest.mark.parametrize("count", [1, 20, 128])
+@pytest.mark.parametrize("vocab_size", [128, 257, 5000])
+def test_the_largest_are_those_of_the_whole_row(vocab_size, count, rows_per_tile):
+    """Ties are many, and go to the first; minus infinity of the last block's padding is no token."""
+    logits = some_logits(8, vocab_size)
+    logits[0, 3:] = -np.inf
+    blocks = in_blocks(jnp.asarray(logits), rows_per_tile)
+    values, tokens = blocks.largest(count)
+    order = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+    np.testing.assert_array_equal(tokens, order)
+    np.testing.assert_array_equal(values, np.take_along_axis(logits, order, axis=-1))
+    np.testing.assert_allclose(blocks.log_total(), np.logaddexp.reduce(logits.astype(np.float64), -1), rtol=1e-6)

@@ -10,6 +10,7 @@ import pytest
 from tests.runner.logits_reference import probabilities, process
 from tests.runner.test_sample import reset
 from xlaserve.runner.commands import LogitRules, ResetRow
+from xlaserve.runner.heads.blocks import in_blocks
 from xlaserve.runner.heads.draw import draw
 from xlaserve.runner.heads.edits import edit
 from xlaserve.runner.row_state import RowState, initial_row_state
@@ -21,7 +22,7 @@ SEED = 11
 @jax.jit
 def scores_and_tokens(logits, state: RowState, positions, masks):
     edited = edit(logits, state.sampling, state.rules, state.counts, positions, masks)
-    drawn = draw(edited, state.sampling, positions)
+    drawn = draw(edited, in_blocks(edited, 1), state.sampling, positions)
     return jnp.where(edited >= drawn.cutoff[:, None], edited / drawn.scale[:, None], -jnp.inf), drawn.tokens
 
 
@@ -129,7 +130,7 @@ def many(vocab: int):
         )
         masks = jnp.full((ROWS, -(-vocab // 32)), -1, jnp.int32)
         edited = edit(jnp.broadcast_to(logits, (ROWS, vocab)), sampling, rules, counts, positions, masks)
-        return jnp.bincount(draw(edited, sampling, positions).tokens, length=vocab)
+        return jnp.bincount(draw(edited, in_blocks(edited, 1), sampling, positions).tokens, length=vocab)
 
     return jax.jit(tokens)
 

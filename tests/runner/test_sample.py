@@ -1,6 +1,7 @@
 """The sample head against exact distributions and against transformers' warpers."""
 
 import functools
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,6 +14,7 @@ import pytest
 from tests import tiny_models
 from xlaserve.models.config import ModelConfig
 from xlaserve.runner.commands import LogitRules, ResetRow, Sample, SampleRow
+from xlaserve.runner.heads.draw import CANDIDATES
 from xlaserve.runner.heads.sample import make_sample, pack_masks, pack_sample, sample_packing
 from xlaserve.runner.row_state import (
     RowState,
@@ -219,7 +221,7 @@ def test_padding_rows_leave_the_last_tokens_and_the_counts_alone(greedy):
 
 
 @pytest.mark.parametrize("processed", [False, True])
-def test_nothing_is_sorted(processed):
+def test_no_more_is_sorted_than_the_names_of_blocks(processed):
     """On a CPU a sort of as many logits takes twenty times as long as finding the best of them."""
     size, hidden, vocab = 4, 8, 30_000
     state = initial_row_state(size, 1, 1, vocab)
@@ -229,5 +231,7 @@ def test_nothing_is_sorted(processed):
         state.last_tokens, pack_sample(sample_packing(size), command), pack_masks(command, size, vocab),
     )  # fmt: skip
     program = lowered.compile().as_text()
-    assert " sort(" not in program
+    sorts = re.findall(r"= \w+\[(\d+),(\d+)\]\S* sort\(", program)
+    assert len(sorts) == program.count(" sort(") > 0
+    assert {(int(rows), int(names)) for rows, names in sorts} <= {(size, CANDIDATES), (size, MAX_LOGPROBS)}
     assert "TopK" in program

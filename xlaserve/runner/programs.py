@@ -198,7 +198,7 @@ def lowerings(
                 arguments = (head_weight, hidden, *state, packing.abstract(sharding), masks)
             yield ("sample", (size, greedy)), functools.partial(sample.lower, *arguments)
         packing = prompt_logprobs_packing(size)
-        head = jax.jit(make_prompt_logprobs(config, packing))
+        head = jax.jit(make_prompt_logprobs(config, packing, rows_per_tile=rows_per_tile))
         yield ("prompt_logprobs", size), functools.partial(head.lower, head_weight, hidden, packing.abstract(sharding))
     reset = jax.jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
     arguments = (rows.block_tables, rows.sampling, shapes.reset_packing.abstract(sharding))

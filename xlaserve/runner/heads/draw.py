@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from xlaserve.runner.heads.blocks import LANES, Blocks, in_blocks
+from xlaserve.runner.heads.blocks import LANES, Blocks
 from xlaserve.runner.row_state import SamplingState
 
 CANDIDATES = 128
@@ -20,7 +20,6 @@ CANDIDATES = 128
 
 class Drawn(NamedTuple):
     tokens: Array  # int32 [S]; -1 where all logits are minus infinity
-    best: Array  # float32 [S], the largest logit; NaN where there is one
     cutoff: Array  # float32 [S], the smallest logit that could be drawn; minus infinity where nothing is cut
     scale: Array  # float32 [S], the temperature; 1 for greedy rows
 
@@ -43,21 +42,19 @@ class _Row(NamedTuple):
         return jnp.exp((blocks.values - blocks.per_row(self.best)) / blocks.per_row(self.scale))
 
 
-def argmax(logits: Array, *, rows_per_tile: int = 1) -> tuple[Array, Array]:
-    """logits [S, V] -> the first of the best tokens, int32 [S], and its logit [S]; a NaN wins."""
-    blocks = in_blocks(logits, rows_per_tile)
-    return _argmax(blocks, blocks.reduce(jnp.max))
+def argmax(blocks: Blocks) -> tuple[Array, Array]:
+    """The first of the best tokens, int32 [S], and its logit [S]; a NaN wins."""
+    block = jnp.argmax(blocks.peaks, axis=-1)
+    lanes = blocks.pick(block)
+    lane = jnp.argmax(lanes, axis=-1)
+    return (block * LANES + lane).astype(jnp.int32), _pick(lanes, lane)
 
 
-def draw(logits: Array, sampling: SamplingState, positions: Array, *, rows_per_tile: int = 1) -> Drawn:
-    """logits float32 [S, V]; sampling: of these rows, [S] each; positions int32 [S]: name the random numbers.
-
-    rows_per_tile: as the platform keeps the logits (`blocks.ROWS_PER_TILE`); nothing else depends on it.
-    """
+def draw(logits: Array, blocks: Blocks, sampling: SamplingState, positions: Array) -> Drawn:
+    """logits float32 [S, V], and the same in blocks; sampling: of these rows, [S] each; positions int32 [S]: name the
+    random numbers."""
     vocab_size = logits.shape[-1]
-    blocks = in_blocks(logits, rows_per_tile)
-    peaks = blocks.reduce(jnp.max)  # [S, V / LANES]
-    first, best = _argmax(blocks, peaks)
+    first, best = argmax(blocks)
     greedy = sampling.temperature == 0
     scale = jnp.where(greedy, 1.0, sampling.temperature)
     top_k = jnp.where(sampling.top_k == 0, vocab_size, jnp.minimum(sampling.top_k, vocab_size))
@@ -70,18 +67,11 @@ def draw(logits: Array, sampling: SamplingState, positions: Array, *, rows_per_t
     with jax.named_scope("cut"):
         some, cutoff = lax.cond(
             jnp.any(cut),
-            lambda: _draw_cut(logits, blocks, peaks, masses.sum(axis=-1), cut, uniforms, row),
+            lambda: _draw_cut(logits, blocks, masses.sum(axis=-1), cut, uniforms, row),
             lambda: (whole, jnp.full_like(best, -jnp.inf)),
         )
     tokens = jnp.where(greedy, first, jnp.where(cut, some, whole))
-    return Drawn(jnp.where(best == -jnp.inf, -1, tokens), best, jnp.where(cut, cutoff, -jnp.inf), scale)
-
-
-def _argmax(blocks: Blocks, peaks: Array) -> tuple[Array, Array]:
-    block = jnp.argmax(peaks, axis=-1)
-    lanes = blocks.pick(block)
-    lane = jnp.argmax(lanes, axis=-1)
-    return (block * LANES + lane).astype(jnp.int32), _pick(lanes, lane)
+    return Drawn(jnp.where(best == -jnp.inf, -1, tokens), jnp.where(cut, cutoff, -jnp.inf), scale)
 
 
 def _pick(values: Array, index: Array) -> Array:
@@ -90,10 +80,10 @@ def _pick(values: Array, index: Array) -> Array:
 
 
 def _draw_cut(
-    logits: Array, blocks: Blocks, peaks: Array, total: Array, cut: Array, uniforms: Array, row: _Row
+    logits: Array, blocks: Blocks, total: Array, cut: Array, uniforms: Array, row: _Row
 ) -> tuple[Array, Array]:
     """Tokens and cutoffs of the rows that `cut` names. total [S]: the weights of all tokens."""
-    values, ids = _candidates(blocks, peaks)
+    values, ids = blocks.largest(CANDIDATES)
     cutoff = jnp.maximum(_cutoff(values, total, row, logits.shape[-1]), row.floor)
     num_candidates, last = values.shape[-1], values[:, -1]
     told = (row.top_k <= num_candidates) | (row.top_k == logits.shape[-1])  # the mass that top_p is a share of
@@ -110,19 +100,6 @@ def _draw_cut(
 
     with jax.named_scope("narrow"):
         return lax.cond(jnp.all(enough | ~cut), lambda: (tokens, cutoff), widely)
-
-
-def _candidates(blocks: Blocks, peaks: Array) -> tuple[Array, Array]:
-    """The CANDIDATES largest logits, descending, and their tokens: [S, n] each.
-
-    They are in the blocks with the largest maxima, as many blocks as candidates.
-    """
-    num_rows, num_blocks = peaks.shape
-    _, order = lax.top_k(peaks, min(CANDIDATES, num_blocks))
-    best_blocks = blocks.pick_several(order).reshape(num_rows, -1)
-    # Slices of the values must not meet the top_k: XLA's CPU backend would know it no more, and sort all.
-    values, places = lax.optimization_barrier(lax.top_k(best_blocks, CANDIDATES))
-    return values, (jnp.take_along_axis(order, places // LANES, axis=1) * LANES + places % LANES).astype(jnp.int32)
 
 
 def _cutoff(values: Array, total: Array, row: _Row, vocab_size: int) -> Array:

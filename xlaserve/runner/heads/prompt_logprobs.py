@@ -3,14 +3,14 @@
 from collections.abc import Callable
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array, lax
+from jax import Array
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.registry import compute_logits
 from xlaserve.runner.commands import PromptLogprobs
+from xlaserve.runner.heads.blocks import in_blocks
 from xlaserve.runner.packing import Packing
 from xlaserve.sampling_params import MAX_LOGPROBS
 
@@ -36,16 +36,22 @@ def pack_prompt_logprobs(packing: Packing, command: PromptLogprobs) -> np.ndarra
     return buffer
 
 
-def make_prompt_logprobs(config: ModelConfig, packing: Packing) -> Callable[..., PromptLogprobsOutput]:
-    """The function to compile: (head_weight, hidden [S, D], packed) -> PromptLogprobsOutput. Nothing is donated."""
+def make_prompt_logprobs(
+    config: ModelConfig, packing: Packing, *, rows_per_tile: int = 1
+) -> Callable[..., PromptLogprobsOutput]:
+    """The function to compile: (head_weight, hidden [S, D], packed) -> PromptLogprobsOutput. Nothing is donated.
+
+    rows_per_tile: as `make_sample` takes it.
+    """
 
     def prompt_logprobs(head_weight: Array, hidden: Array, packed: Array) -> PromptLogprobsOutput:
         parts = packing.unpack(packed)
         logits = compute_logits(head_weight, config, hidden[parts["hidden_rows"]])  # float32 [S, V]
-        total = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+        blocks = in_blocks(logits, rows_per_tile)
+        total = blocks.log_total()[:, None]
         mine = jnp.take_along_axis(logits, parts["next_ids"][:, None], axis=-1)
         num_top = min(MAX_LOGPROBS, logits.shape[-1])
-        top, top_ids = lax.top_k(logits, num_top)
+        top, top_ids = blocks.largest(num_top)
         pad = ((0, 0), (0, MAX_LOGPROBS - num_top))
         return PromptLogprobsOutput(
             ok=jnp.isfinite(total[:, 0]),

@@ -16,6 +16,7 @@ from jax import Array, lax
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.registry import compute_logits
 from xlaserve.runner.commands import Sample
+from xlaserve.runner.heads.blocks import Blocks, in_blocks
 from xlaserve.runner.heads.draw import argmax, draw
 from xlaserve.runner.heads.edits import edit
 from xlaserve.runner.packing import DROPPED, Packing
@@ -66,7 +67,8 @@ def make_sample(
 
     greedy: for steps whose rows all have temperature 0, no rules and no mask; then it is (head_weight, hidden,
     last_tokens, packed) -> (SampleOutput, last_tokens). processed_logprobs: of the distribution that is drawn from,
-    with rules, masks, temperature and cuts; else the model's own. rows_per_tile: as `draw` takes it.
+    with rules, masks, temperature and cuts; else the model's own. rows_per_tile: as the platform keeps the logits
+    (`blocks.ROWS_PER_TILE`); nothing else depends on it.
     """
 
     def logits_of(head_weight: Array, hidden: Array, parts: Mapping[str, Array]) -> Array:
@@ -75,8 +77,9 @@ def make_sample(
     def sample_greedy(head_weight: Array, hidden: Array, last_tokens: Array, packed: Array):
         parts = packing.unpack(packed)
         logits = logits_of(head_weight, hidden, parts)
-        tokens, best = argmax(logits, rows_per_tile=rows_per_tile)
-        logprobs = _logprobs(parts["want_logprobs"], logits, tokens)
+        blocks = in_blocks(logits, rows_per_tile)
+        tokens, best = argmax(blocks)
+        logprobs = _logprobs(parts["want_logprobs"], logits, blocks, tokens)
         output = SampleOutput(tokens, jnp.isfinite(best), *logprobs)
         return output, last_tokens.at[parts["rows"]].set(tokens, mode="drop")
 
@@ -86,29 +89,31 @@ def make_sample(
     ):  # fmt: skip
         parts = packing.unpack(packed)
         logits = logits_of(head_weight, hidden, parts)
+        blocks = in_blocks(logits, rows_per_tile)
         positions = parts["positions"]
         rows = jnp.minimum(parts["rows"], last_tokens.shape[0] - 1)
         mine = jax.tree.map(lambda array: array[rows], sampling)
 
-        def choose(edited: Array) -> tuple[Array, ...]:
-            drawn = draw(edited, mine, positions, rows_per_tile=rows_per_tile)
+        def choose(edited: Array, its_blocks: Blocks) -> tuple[Array, ...]:
+            drawn = draw(edited, its_blocks, mine, positions)
             tokens = jnp.maximum(drawn.tokens, 0)
             if processed_logprobs:
                 kept = jnp.where(edited >= drawn.cutoff[:, None], edited / drawn.scale[:, None], -jnp.inf)
-                logprobs = _logprobs(parts["want_logprobs"], kept, tokens)
+                logprobs = _logprobs(parts["want_logprobs"], kept, in_blocks(kept, rows_per_tile), tokens)
             else:
-                logprobs = _logprobs(parts["want_logprobs"], logits, tokens)
-            return drawn.tokens, drawn.best, *logprobs
+                logprobs = _logprobs(parts["want_logprobs"], logits, blocks, tokens)
+            return drawn.tokens, *logprobs
 
         def choose_edited() -> tuple[Array, ...]:
             my_rules, my_counts = jax.tree.map(lambda array: array[rows], (rules, counts))
-            tokens, _, *logprobs = choose(edit(logits, mine, my_rules, my_counts, positions, masks))
-            return tokens, logits.max(axis=-1), *logprobs  # a NaN of the model's shows whether masked or not
+            edited = edit(logits, mine, my_rules, my_counts, positions, masks)
+            return choose(edited, in_blocks(edited, rows_per_tile))
 
         has_rules = mine.has_rules & (parts["rows"] != DROPPED)
         any_edit = jnp.any(has_rules) | (parts["has_masks"] != 0)
         with jax.named_scope("rules"):
-            tokens, best, *logprobs = lax.cond(any_edit, choose_edited, lambda: choose(logits))
+            tokens, *logprobs = lax.cond(any_edit, choose_edited, lambda: choose(logits, blocks))
+        best = blocks.peaks.max(axis=-1)  # of the model's: a NaN shows whether masked or not
         output = SampleOutput(tokens, jnp.isfinite(best), *logprobs)
         counts = counts.at[jnp.where(has_rules, rows, DROPPED), tokens].add(1, mode="drop")
         return output, counts, last_tokens.at[parts["rows"]].set(tokens, mode="drop")
@@ -116,15 +121,15 @@ def make_sample(
     return sample_greedy if greedy else sample
 
 
-def _logprobs(wanted: Array, logits: Array, tokens: Array) -> tuple[Array, Array, Array]:
+def _logprobs(wanted: Array, logits: Array, blocks: Blocks, tokens: Array) -> tuple[Array, Array, Array]:
     """Of the tokens [S], and the best tokens [S, MAX_LOGPROBS] with theirs; zeros unless `wanted`."""
     num_rows, vocab_size = logits.shape
     num_top = min(MAX_LOGPROBS, vocab_size)
     pad = ((0, 0), (0, MAX_LOGPROBS - num_top))
 
     def compute() -> tuple[Array, Array, Array]:
-        total = jax.nn.logsumexp(logits, axis=-1)
-        top, top_ids = lax.top_k(logits, num_top)
+        total = blocks.log_total()
+        top, top_ids = blocks.largest(num_top)
         chosen = jnp.take_along_axis(logits, tokens[:, None], axis=-1)[:, 0]
         return chosen - total, jnp.pad(top_ids, pad), jnp.pad(top - total[:, None], pad)
 
