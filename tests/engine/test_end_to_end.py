@@ -108,6 +108,7 @@ def test_nothing_compiles_after_start(cache_dir):
             top_k=st.sampled_from([0, 3, 200]),
             top_p=st.sampled_from([1.0, 0.5]),
             logprobs=st.sampled_from([None, 0, 5]),
+            prompt_logprobs=st.sampled_from([None, 3]),
             rules=st.sampled_from(
                 [
                     {},
@@ -117,11 +118,11 @@ def test_nothing_compiles_after_start(cache_dir):
                 ]
             ),
         )
-        def traffic(lengths, temperature, top_k, top_p, logprobs, rules):
-            asked = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "logprobs": logprobs}
+        def traffic(lengths, rules, **asked):
             params = SamplingParams(max_tokens=5, **asked, **rules)
             beginnings = [tiny_models.prompt(251)[:length] for length in lengths]
             assert all(len(output) == 5 for output in ids(llm.generate(beginnings, params)))
+            llm.embed(beginnings)
 
         traffic()
         assert (LOG.compiled(), LOG.cache_hits()) == (before, hits)

@@ -15,6 +15,7 @@ from tests.toys import with_named_tokens, write_tokenizer
 from xlaserve.engine.llm import LLM
 from xlaserve.engine.spelling import CHAR_OF_BYTE
 from xlaserve.engine.vocabulary import Vocabulary
+from xlaserve.runner.compilations import LOG
 
 NUM_BYTES = 248  # of the 256: the last eight are in no text, and make room for special tokens
 BOS, EOS = NUM_BYTES, NUM_BYTES + 1
@@ -60,6 +61,8 @@ def tiny_server(folder: Path, cache_dir: Path, **model: str) -> Iterator[LiveSer
         server = LiveServer()
         server.service = llm.service
         server.state.set_ready(llm.service)
+        before = LOG.compiled().get("unexpected", 0)
         yield server
+        assert LOG.compiled().get("unexpected", 0) == before, "a request has waited for a compilation"
         server.state.stop()
         server.close()

@@ -15,7 +15,10 @@ def sampling_options(default_max_tokens: int | None) -> Callable[[Callable], Cal
     told = "what is left of the context" if default_max_tokens is None else str(default_max_tokens)
     options = [
         click.option(
-            "--max-tokens", type=int, default=default_max_tokens, help=f"Tokens to generate at most.  [default: {told}]"
+            "--max-tokens",
+            type=click.IntRange(min=1),
+            default=default_max_tokens,
+            help=f"Tokens to generate at most.  [default: {told}]",
         ),
         click.option("--temperature", type=float, help="0: greedy.  [default: the checkpoint's, else 1]"),
         click.option(
