@@ -1,0 +1,193 @@
+"""A bundle: compiled programs as files, with a manifest of what they were compiled for.
+
+A bundle is code: its programs run with the server's rights, and unpickling them already may run anything. Load only one
+that you or somebody you trust has built. Digests tell of damage, not of malice: who can write the programs can write
+the manifest.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pickle
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
+from jax.stages import Compiled
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from xlaserve.errors import XlaserveError
+from xlaserve.runner.programs import Key, ProgramShapes
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+_NAMED = 5  # differences that an error names
+
+
+class BundleMismatch(XlaserveError):
+    """A bundle that cannot be used here; the message names its folder, what differs, found and expected."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ProgramFile(_Strict):
+    kind: str
+    key: int | tuple[int, bool]
+    file: str
+    sha256: str
+    num_bytes: int
+
+
+class Manifest(_Strict):
+    """All that must be alike where a bundle is loaded; `programs` aside."""
+
+    format: int = FORMAT
+    platform: str
+    device_kind: str
+    num_devices: int
+    versions: dict[str, str]  # of jax, jaxlib and the platform's compiler
+    xla_flags: str
+    shapes: dict[str, Any]  # of ProgramShapes, as JSON
+    programs: tuple[ProgramFile, ...] = ()
+
+
+def manifest_of(shapes: ProgramShapes, sharding: jax.sharding.Sharding) -> Manifest:
+    """Of programs compiled for `shapes` and these devices by this process; without the programs."""
+    devices = sorted(sharding.device_set, key=lambda device: device.id)
+    first = devices[0]
+    return Manifest(
+        platform=first.platform,
+        device_kind=first.device_kind,
+        num_devices=len(devices),
+        versions={"jax": version("jax"), "jaxlib": version("jaxlib"), "compiler": first.client.platform_version},
+        xla_flags=os.environ.get("XLA_FLAGS", ""),
+        shapes=_as_json(shapes),
+    )
+
+
+def save_bundle(folder: Path, manifest: Manifest, programs: Mapping[Key, Compiled]) -> None:
+    """Writes the bundle as a whole or not at all, however it is interrupted.
+
+    Raises FileExistsError where there is something already, OSError when it cannot be written.
+    """
+    if folder.exists():
+        raise FileExistsError(f"{folder}: exists already; name another folder, or delete it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        files = tuple(_save_program(unfinished, key, program) for key, program in programs.items())
+        _write(
+            unfinished / MANIFEST, manifest.model_copy(update={"programs": files}).model_dump_json(indent=1).encode()
+        )
+        unfinished.chmod(0o755)
+        unfinished.rename(folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Raises BundleMismatch naming the file and what is wrong with it."""
+    file = folder / MANIFEST
+    try:
+        manifest = Manifest.model_validate_json(file.read_bytes())
+    except FileNotFoundError:
+        raise BundleMismatch(f"{folder}: is no bundle: it has no {MANIFEST}") from None
+    except OSError as error:
+        raise BundleMismatch(f"{file}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"])) or "it"
+        raise BundleMismatch(f"{file}: {place}: {first['msg']}; it is damaged, or of another version") from error
+    if manifest.format != FORMAT:
+        raise BundleMismatch(f"{file}: format is {manifest.format}; expected {FORMAT}")
+    return manifest
+
+
+def load_bundle(
+    folder: Path, wanted: Manifest, keys: Mapping[Key, Any], on_progress: Callable[[str, int, int], None]
+) -> dict[Key, Compiled]:
+    """The programs of `keys`, once all of them are what the manifest says, which is what is `wanted`.
+
+    Nothing of the bundle is run before. Raises BundleMismatch.
+    """
+    manifest = read_manifest(folder)
+    if differences := list(_differences(manifest, wanted)):
+        raise BundleMismatch(f"{folder}: " + "; ".join(differences[:_NAMED]))
+    files = {(each.kind, each.key): each for each in manifest.programs}
+    missing = [key for key in keys if key not in files]
+    if missing:
+        raise BundleMismatch(f"{folder}: has no program {missing[0]}")
+    data = {key: _read_program(folder, files[key]) for key in keys}
+    programs = {}
+    for done, (key, payload) in enumerate(data.items(), start=1):
+        try:
+            programs[key] = deserialize_and_load(*pickle.loads(payload))
+        except Exception as error:
+            raise BundleMismatch(f"{folder / files[key].file}: cannot be loaded: {error}") from error
+        on_progress(f"{key[0]} {key[1]}", done, len(data))
+    return programs
+
+
+def _save_program(folder: Path, key: Key, program: Compiled) -> ProgramFile:
+    kind, number = key
+    data = pickle.dumps(serialize(program))
+    file = f"{kind}-{'-'.join(map(str, number)) if isinstance(number, tuple) else number}.program"
+    _write(folder / file, data)
+    return ProgramFile(kind=kind, key=number, file=file, sha256=_digest(data), num_bytes=len(data))
+
+
+def _write(file: Path, data: bytes) -> None:
+    with file.open("wb") as opened:
+        opened.write(data)
+        opened.flush()
+        os.fsync(opened.fileno())
+
+
+def _read_program(folder: Path, program: ProgramFile) -> bytes:
+    if Path(program.file).name != program.file:
+        raise BundleMismatch(f"{folder / MANIFEST}: {program.file!r} is no name of a file beside it")
+    file = folder / program.file
+    try:
+        data = file.read_bytes()
+    except OSError as error:
+        raise BundleMismatch(f"{file}: cannot be read: {error.strerror}") from error
+    if _digest(data) != program.sha256:
+        raise BundleMismatch(f"{file}: is not what was built: its sha256 is not that of the manifest")
+    return data
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _differences(found: Manifest, wanted: Manifest) -> Iterator[str]:
+    """As texts, by the path of the field."""
+    mine, theirs = (dict(_flat(each.model_dump(exclude={"programs"}), "")) for each in (wanted, found))
+    for name in sorted(mine.keys() | theirs.keys()):
+        if mine.get(name) != theirs.get(name):
+            yield f"{name} is {theirs.get(name)!r}, here it is {mine.get(name)!r}"
+
+
+def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from _flat(each, f"{name}.{key}" if name else str(key))
+    else:
+        yield name, value
+
+
+def _as_json(shapes: ProgramShapes) -> dict[str, Any]:
+    def plain(value: Any) -> Any:
+        return value.name if isinstance(value, np.dtype) else str(value)
+
+    return json.loads(json.dumps(dataclasses.asdict(shapes), default=plain))
