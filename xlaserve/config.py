@@ -103,6 +103,8 @@ class KernelsSection(_Section):
 
 class CompileSection(_Section):
     cache_dir: Path | None = None  # persistent compilation cache; default: the user's cache folder
+    bundle: Path | None = None  # a folder that `xlaserve build` has made: its programs are loaded. It is code: trust it
+    bundle_strict: bool = False  # true: a bundle that does not fit is refused; else all is compiled afresh
 
 
 class TenantSection(_Section):

@@ -11,6 +11,7 @@ _COMMANDS = {
     "generate": "Generate text from prompts, then exit.",
     "chat": "Chat with a model in the terminal.",
     "fetch": "Download a model ahead of time.",
+    "build": "Compile a deployment's programs ahead of time.",
     "bench": "Measure: the scheduler on a simulated device.",
 }
 

@@ -52,6 +52,14 @@ def config_options(function: Callable) -> Callable:
             "--kv-cache-memory", metavar="SIZE", help="Of the KV pool, e.g. 4GiB.  [default: what the device has left]"
         ),
         click.option("--num-blocks", type=int, metavar="N", help="Of the KV pool, in place of its size in bytes."),
+        click.option(
+            "--bundle",
+            type=click.Path(path_type=Path),
+            help="Load the programs of this folder, made by `xlaserve build`. It is code: use only what you trust.",
+        ),
+        click.option(
+            "--bundle-strict", is_flag=True, help="Refuse to start where the bundle does not fit, and compile nothing."
+        ),
     ]
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
@@ -65,6 +73,8 @@ def resolve_config(
     chat_template: Path | None,
     kv_cache_memory: str | None,
     num_blocks: int | None,
+    bundle: Path | None,
+    bundle_strict: bool,
     **more: Any,
 ) -> "Config":
     """The file, then --set, then the options with a name of their own; `more` are section.key (with __) = value.
@@ -80,6 +90,8 @@ def resolve_config(
         "model.chat_template": None if chat_template is None else str(chat_template),
         "cache.memory": kv_cache_memory,
         "cache.num_blocks": num_blocks,
+        "compile.bundle": None if bundle is None else str(bundle),
+        "compile.bundle_strict": bundle_strict or None,
     } | {key.replace("__", "."): value for key, value in more.items()}
     # JSON is YAML: quoted like this, a path with a colon stays one string.
     overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]

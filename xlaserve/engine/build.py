@@ -1,18 +1,21 @@
 """From a Config to a running GenerationService."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 from jax.sharding import Mesh
+from jax.stages import Lowered
 
 from xlaserve.config import Config
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.host_pool import HostTier
 from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.engine.bundled import adopted, load_or_compile
 from xlaserve.engine.embeddings import pooling_of
 from xlaserve.engine.host_tier import host_tier
 from xlaserve.engine.llm_engine import LLMEngine
@@ -23,6 +26,7 @@ from xlaserve.engine.settings import Settings, resolve_settings
 from xlaserve.engine.sizing import Sizing, check_memory, size_pools
 from xlaserve.engine.tokenizer import Tokenizer, eos_union, load_tokenizer, sampling_defaults
 from xlaserve.engine.tool_parsers import parser_for
+from xlaserve.errors import ConfigError
 from xlaserve.layers.params import ArraySpec, map_specs
 from xlaserve.models import sources
 from xlaserve.models.checkpoint import Checkpoint
@@ -30,9 +34,10 @@ from xlaserve.models.config import ModelConfig, parse_config
 from xlaserve.models.loader import check_tensors, load_params, untie_differing_head
 from xlaserve.models.random_checkpoint import RandomCheckpoint
 from xlaserve.models.registry import FAMILIES, head_weight
-from xlaserve.runner.compilations import LOG, use_persistent_cache
+from xlaserve.runner.bundle import manifest_of, save_bundle
+from xlaserve.runner.compilations import LOG, use_no_persistent_cache, use_persistent_cache
 from xlaserve.runner.model_runner import ModelRunner
-from xlaserve.runner.programs import compile_programs
+from xlaserve.runner.programs import Key, compile_all, lowerings
 from xlaserve.sampling_params import PoolingType
 from xlaserve.sharding import make_mesh, replicated, sharding_of
 
@@ -48,13 +53,63 @@ class _Model:
     sampling_defaults: dict[str, Any]
 
 
+@dataclass(frozen=True)
+class _Deployment:
+    """What is decided before anything is compiled."""
+
+    config: Config
+    model: _Model
+    mesh: Mesh
+    settings: Settings
+    sizing: Sizing
+    host: HostTier | None
+    jobs: dict[Key, Callable[[], Lowered]]  # all programs, by what lowers them
+
+
 def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> GenerationService:
-    """Compiles all programs, loads the model and starts the engine's thread.
+    """Compiles all programs or loads them from a bundle, loads the model and starts the engine's thread.
 
     Compiling takes no memory on the device, and tells whether all will fit: so it comes before the weights are read, as
     does the check of what their headers tell. Raises ConfigError or CheckpointError naming what is wrong.
     """
     use_persistent_cache(config.compile.cache_dir or cache_dir / "programs")
+    decided = _decide(adopted(config, reporter), cache_dir, reporter)
+    reporter.phase("compile the programs" if config.compile.bundle is None else "load the programs")
+    shapes, mesh = decided.sizing.shapes, decided.mesh
+    programs = load_or_compile(decided.config, shapes, decided.jobs, replicated(mesh), reporter)
+    check_memory(decided.sizing, programs, reporter)
+    reporter.phase("load the weights")
+    params = load_params(
+        decided.model.specs,
+        decided.model.checkpoint,
+        dtype=decided.settings.dtype,
+        place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)),
+        on_progress=lambda done, total, name: reporter.progress("weights, bytes", done, total),
+    )
+    runner = ModelRunner(params, shapes, replicated(mesh), programs)
+    return _start(decided, runner, reporter)
+
+
+def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Reporter) -> tuple[int, int]:
+    """Writes the programs that `build_service` would compile to `folder`: their number, and the bytes they take.
+
+    Of the weights only the headers are read. Raises as `build_service`, and ConfigError where it cannot be written.
+    """
+    use_no_persistent_cache()
+    decided = _decide(config, cache_dir, reporter)
+    shapes, sharding = decided.sizing.shapes, replicated(decided.mesh)
+    reporter.phase("compile the programs")
+    programs = compile_all(decided.jobs, sharding, lambda name, done, total: reporter.progress("programs", done, total))
+    check_memory(decided.sizing, programs.values(), reporter)
+    reporter.phase("write the bundle")
+    try:
+        save_bundle(folder, manifest_of(shapes, sharding), programs)
+    except OSError as error:
+        raise ConfigError(f"{folder}: the bundle cannot be written: {error}") from error
+    return len(programs), sum(file.stat().st_size for file in folder.iterdir())
+
+
+def _decide(config: Config, cache_dir: Path, reporter: Reporter) -> _Deployment:
     reporter.phase("open the model")
     model = _open(config, cache_dir, reporter)
     mesh = make_mesh()
@@ -65,24 +120,8 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     host = host_tier(config.cache, sizing, weights, mesh.devices.flat[0].platform, reporter)
     if host:
         sizing = replace(sizing, shapes=replace(sizing.shapes, host_slots=host.num_slots))
-    reporter.phase("compile the programs")
-    programs = compile_programs(
-        sizing.shapes, weights, head_weight(weights), replicated(mesh),
-        lambda name, done, total: reporter.progress("programs", done, total),
-    )  # fmt: skip
-    found = f"{sum(LOG.compiled().values())} compilations, {LOG.cache_hits()} found in the compilation cache"
-    reporter.info("programs", len(programs), found)
-    check_memory(sizing, programs, reporter)
-    reporter.phase("load the weights")
-    params = load_params(
-        model.specs,
-        model.checkpoint,
-        dtype=settings.dtype,
-        place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)),
-        on_progress=lambda done, total, name: reporter.progress("weights, bytes", done, total),
-    )
-    runner = ModelRunner(params, sizing.shapes, replicated(mesh), programs)
-    return _start(config, model, settings, sizing, host, runner, reporter)
+    jobs = dict(lowerings(sizing.shapes, weights, head_weight(weights), replicated(mesh)))
+    return _Deployment(config, model, mesh, settings, sizing, host, jobs)
 
 
 def _open(config: Config, cache_dir: Path, reporter: Reporter) -> _Model:
@@ -109,11 +148,9 @@ def _abstract_weights(model: _Model, settings: Settings, mesh: Mesh) -> Any:
     return map_specs(abstract, model.specs)
 
 
-def _start(
-    config: Config, model: _Model, settings: Settings, sizing: Sizing, host: HostTier | None, runner: ModelRunner,
-    reporter: Reporter,
-) -> GenerationService:  # fmt: skip
+def _start(decided: _Deployment, runner: ModelRunner, reporter: Reporter) -> GenerationService:
     """Scheduler, engine and its thread around a runner that is ready."""
+    config, model, settings, sizing = decided.config, decided.model, decided.settings, decided.sizing
     shapes = sizing.shapes
     groups = [GroupSpec(n, spec.sliding_window) for n, spec in zip(shapes.num_blocks, shapes.specs, strict=True)]
     blocks = BlockManager(
@@ -121,7 +158,7 @@ def _start(
         shapes.block_size,
         max_step_tokens=settings.max_num_batched_tokens,
         prefix_caching=config.cache.prefix_caching,
-        host=host,
+        host=decided.host,
     )
     tenants = config.server.api_keys
     shown = ", ".join(f"{name} (weight {tenant.weight:g})" for name, tenant in tenants.items())

@@ -78,4 +78,11 @@ def use_persistent_cache(folder: Path) -> None:
     compilation_cache.reset_cache()  # or jax stays with the folder of its first compilation
 
 
+def use_no_persistent_cache() -> None:
+    """For programs that are to be written down: of those that XLA's CPU backend has read from a cache it knows only a
+    part, and what it writes of them cannot be run."""
+    jax.config.update("jax_compilation_cache_dir", None)
+    compilation_cache.reset_cache()
+
+
 LOG = CompilationLog()

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any
@@ -134,7 +134,11 @@ def compile_programs(
     on_progress(name, done, total) is called as each is finished. Raises what the first failing compilation raises.
     """
     jobs = dict(lowerings(shapes, params, head_weight, sharding))
-    compiled = compile_all(jobs, sharding, on_progress)
+    return assemble(shapes, compile_all(jobs, sharding, on_progress))
+
+
+def assemble(shapes: ProgramShapes, compiled: Mapping[Key, Compiled]) -> Programs:
+    """compiled: all that `lowerings` names."""
     bodies, samples, prompt_logprobs = (
         {key: program for (kind, key), program in compiled.items() if kind == wanted}
         for wanted in ("body", "sample", "prompt_logprobs")
