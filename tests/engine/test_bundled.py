@@ -1,5 +1,8 @@
 """Engines whose programs come from a bundle: nothing is compiled, and what is generated is the same."""
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,11 +35,17 @@ def overrides(**more) -> list[str]:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory, cache_dir) -> Path:
+    """Built by another process, with the command."""
     folder = tmp_path_factory.mktemp("bundles") / "llama"
-    config = load_config(None, overrides(**SETTINGS))
-    num_programs, num_bytes = build_bundle(config, folder, cache_dir=cache_dir, reporter=SilentReporter())
-    assert num_programs == len(read_manifest(folder).programs) > 5
-    assert num_bytes == sum(file.stat().st_size for file in folder.iterdir())
+    settings = [part for setting in overrides(**SETTINGS) for part in ("--set", setting)]
+    command = "from xlaserve.cli.main import main; main(prog_name='xlaserve')"
+    arguments = [sys.executable, "-c", command, "build", *settings, "--out", str(folder)]
+    environment = os.environ | {"XLASERVE_CACHE": str(cache_dir)}
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr
+    manifest = read_manifest(folder)
+    num_bytes = sum(file.stat().st_size for file in folder.iterdir())
+    assert f"{len(manifest.programs)} programs, {num_bytes / 1e6:.1f} MB" in done.stderr
     return folder
 
 

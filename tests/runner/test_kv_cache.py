@@ -8,7 +8,6 @@ from xlaserve_kernels.paged_attention import KVPool
 
 from xlaserve.models.kv_spec import KVSpec
 from xlaserve.runner.kv_cache import block_bytes, copy_blocks, copy_packing, make_layouts, make_pools, pack_copies
-from xlaserve.sharding import make_mesh, replicated
 
 
 @pytest.mark.parametrize(
@@ -27,7 +26,7 @@ def test_of_a_block(backend, dtype, expected):
 
 def test_each_layer_has_a_pool_of_its_groups_size():
     specs = (KVSpec("full", (1, 3), 2, 8, None), KVSpec("sliding", (0, 2), 2, 8, 8))
-    pools = make_pools(specs, make_layouts(specs, "xla", 16, np.dtype(np.float32)), (7, 3), replicated(make_mesh()))
+    pools = make_pools(specs, make_layouts(specs, "xla", 16, np.dtype(np.float32)), (7, 3))
     assert [pool.pages.shape[0] for pool in pools] == [3, 7, 3, 7]
 
 

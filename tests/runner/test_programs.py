@@ -69,7 +69,7 @@ def test_a_step_copies_no_kv_pool(dtype):
         assert body.memory_analysis().alias_size_in_bytes >= 3 * pool_bytes  # donated: written in place
     # So what is measured over small pools holds for large ones.
     programs = replace(programs, gather_blocks=(), scatter_blocks=())  # their budget is a fixed one
-    final, probed = program_memory(shapes, programs), probe_memory(*tiny(named_dtype(dtype), num_blocks=64))
+    final, probed = program_memory(shapes, programs.of_steps), probe_memory(*tiny(named_dtype(dtype), num_blocks=64))
     assert 0 < final.temporaries == pytest.approx(probed.temporaries, rel=0.1)
     assert (final.outputs, final.state) == (probed.outputs, probed.state)
     assert final.code <= probed.code

@@ -89,3 +89,14 @@ def test_a_body_has_room_for_the_most_blocks_a_step_can_open():
     np.testing.assert_array_equal(packed["token_ids"], [5, 6] * 4)
     assert (packed["deltas"][: len(deltas), 3] == 9).all()
     assert len(packed["deltas"]) >= len(deltas)
+
+
+@pytest.mark.parametrize("limits", [(16, 256), (1, 1), (7, 1), (7, 17), (1024, 16), (64, 2048)])
+def test_prompts_are_read_by_bodies_that_return_as_much_as_their_head_takes(limits):
+    buckets = make_buckets(*limits)
+    assert (
+        buckets.outputs_of(buckets.least_reading) == buckets.most_read == max(map(buckets.outputs_of, buckets.tokens))
+    )
+    for num_tokens in range(1, buckets.tokens[-1] + 1):
+        bucket = buckets.tokens_for(max(num_tokens, buckets.least_reading))
+        assert buckets.outputs_of(bucket) == buckets.most_read

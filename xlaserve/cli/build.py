@@ -26,8 +26,6 @@ def command(config: Path | None, out: Path, **options: Any) -> None:
     """
     if config is not None and options["config_file"] is not None:
         raise click.UsageError("The configuration is given twice: as CONFIG and as --config.")
-    if options["bundle"] is not None:
-        raise click.UsageError("--bundle is for the commands that load one; name the folder to make as --out.")
     options["config_file"] = config or options["config_file"]
     resolved = resolve_config(**options)
     from xlaserve.cli.console import ConsoleReporter

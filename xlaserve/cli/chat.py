@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xlaserve.cli.options import config_options, resolve_config, user_errors
+from xlaserve.cli.options import bundle_options, config_options, resolve_config, user_errors
 from xlaserve.cli.sampling import sampling_options, sampling_params, take_sampling_options
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ HELP = "Ctrl-C interrupts an answer, /clear starts a new conversation, Ctrl-D le
 
 @click.command(name="chat", short_help="Chat with a model in the terminal.")
 @config_options
+@bundle_options
 @click.option("--system", help="The system message.")
 @sampling_options(None)
 @user_errors

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xlaserve.cli.options import config_options, resolve_config, user_errors
+from xlaserve.cli.options import bundle_options, config_options, resolve_config, user_errors
 from xlaserve.cli.sampling import sampling_options, sampling_params, take_sampling_options
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ MAX_TOKENS = 256
 
 @click.command(name="generate", short_help="Generate text from prompts, then exit.")
 @config_options
+@bundle_options
 @click.option("--prompt", "prompts", multiple=True, required=True, help="May be given several times: one batch.")
 @click.option("--chat", is_flag=True, help="The prompt is a user's message; the chat template is applied.")
 @sampling_options(MAX_TOKENS)

@@ -52,6 +52,13 @@ def config_options(function: Callable) -> Callable:
             "--kv-cache-memory", metavar="SIZE", help="Of the KV pool, e.g. 4GiB.  [default: what the device has left]"
         ),
         click.option("--num-blocks", type=int, metavar="N", help="Of the KV pool, in place of its size in bytes."),
+    ]
+    return _decorated(function, options)
+
+
+def bundle_options(function: Callable) -> Callable:
+    """--bundle and --bundle-strict, for `resolve_config` too."""
+    options = [
         click.option(
             "--bundle",
             type=click.Path(path_type=Path),
@@ -61,6 +68,10 @@ def config_options(function: Callable) -> Callable:
             "--bundle-strict", is_flag=True, help="Refuse to start where the bundle does not fit, and compile nothing."
         ),
     ]
+    return _decorated(function, options)
+
+
+def _decorated(function: Callable, options: Sequence[Callable]) -> Callable:
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 
@@ -73,8 +84,8 @@ def resolve_config(
     chat_template: Path | None,
     kv_cache_memory: str | None,
     num_blocks: int | None,
-    bundle: Path | None,
-    bundle_strict: bool,
+    bundle: Path | None = None,
+    bundle_strict: bool = False,
     **more: Any,
 ) -> "Config":
     """The file, then --set, then the options with a name of their own; `more` are section.key (with __) = value.

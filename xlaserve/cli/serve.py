@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from xlaserve.cli.options import cache_dir, config_options, resolve_config, user_errors
+from xlaserve.cli.options import bundle_options, cache_dir, config_options, resolve_config, user_errors
 
 if TYPE_CHECKING:
     from xlaserve.config import Config
@@ -24,6 +24,7 @@ BATCH_SECONDS = 5.0  # likewise, for lines of batches to be left
 @click.command(name="serve", short_help="Serve a model over HTTP, compatible with OpenAI's API.")
 @click.argument("config", required=False, type=click.Path(path_type=Path))
 @config_options
+@bundle_options
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=int, help="0: any free port.  [default: 8000]")
 @click.option(

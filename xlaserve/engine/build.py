@@ -37,7 +37,7 @@ from xlaserve.models.registry import FAMILIES, head_weight
 from xlaserve.runner.bundle import manifest_of, save_bundle
 from xlaserve.runner.compilations import LOG, use_no_persistent_cache, use_persistent_cache
 from xlaserve.runner.model_runner import ModelRunner
-from xlaserve.runner.programs import Key, compile_all, lowerings
+from xlaserve.runner.programs import Key, assemble, compile_all, lowerings
 from xlaserve.sampling_params import PoolingType
 from xlaserve.sharding import make_mesh, replicated, sharding_of
 
@@ -77,7 +77,7 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     reporter.phase("compile the programs" if config.compile.bundle is None else "load the programs")
     shapes, mesh = decided.sizing.shapes, decided.mesh
     programs = load_or_compile(decided.config, shapes, decided.jobs, replicated(mesh), reporter)
-    check_memory(decided.sizing, programs, reporter)
+    check_memory(decided.sizing, programs.of_steps, reporter)
     reporter.phase("load the weights")
     params = load_params(
         decided.model.specs,
@@ -100,7 +100,7 @@ def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Rep
     shapes, sharding = decided.sizing.shapes, replicated(decided.mesh)
     reporter.phase("compile the programs")
     programs = compile_all(decided.jobs, sharding, lambda name, done, total: reporter.progress("programs", done, total))
-    check_memory(decided.sizing, programs.values(), reporter)
+    check_memory(decided.sizing, assemble(shapes, programs).of_steps, reporter)
     reporter.phase("write the bundle")
     try:
         save_bundle(folder, manifest_of(shapes, sharding), programs)

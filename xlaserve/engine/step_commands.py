@@ -33,6 +33,7 @@ class StepCommands:
             table_deltas=tuple(scheduled.table_deltas),
             outputs=tuple(self._outputs),
             num_samples=len(scheduled.samples),
+            is_read=bool(scheduled.readings_of(Scoring)),
         )
 
     def readings(self) -> list[PromptLogprobs | Pool]:

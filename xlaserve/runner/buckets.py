@@ -19,6 +19,16 @@ class Buckets:
         """The smallest body that holds `num_tokens`."""
         return self.tokens[bisect_left(self.tokens, num_tokens)]
 
+    @property
+    def most_read(self) -> int:
+        """S of the head that reads prompts: the most that a body returns."""
+        return self.outputs_of(self.tokens[-1])
+
+    @property
+    def least_reading(self) -> int:
+        """T of the smallest body that returns as many."""
+        return next(bucket for bucket in self.tokens if self.outputs_of(bucket) == self.most_read)
+
     def outputs_of(self, token_bucket: int) -> int:
         """How many hidden rows the body of `token_bucket` returns: enough for one per row."""
         return self.outputs[min(bisect_left(self.outputs, token_bucket), len(self.outputs) - 1)]

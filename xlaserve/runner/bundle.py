@@ -55,7 +55,6 @@ class Manifest(_Strict):
     device_kind: str
     num_devices: int
     versions: dict[str, str]  # of jax, jaxlib and the platform's compiler
-    xla_flags: str
     shapes: dict[str, Any]  # of ProgramShapes, as JSON
     programs: tuple[ProgramFile, ...] = ()
 
@@ -69,7 +68,6 @@ def manifest_of(shapes: ProgramShapes, sharding: jax.sharding.Sharding) -> Manif
         device_kind=first.device_kind,
         num_devices=len(devices),
         versions={"jax": version("jax"), "jaxlib": version("jaxlib"), "compiler": first.client.platform_version},
-        xla_flags=os.environ.get("XLA_FLAGS", ""),
         shapes=_as_json(shapes),
     )
 

@@ -94,6 +94,7 @@ class Body:
     table_deltas: tuple[tuple[int, int, int, int], ...]  # (group, row, column, block), applied before the body
     outputs: tuple[int, ...]
     num_samples: int  # rows of the Sample to come, at most: more than outputs where one feeds several
+    is_read: bool = False  # a PromptLogprobs follows
 
 
 @dataclass(frozen=True)

@@ -64,11 +64,10 @@ def make_pools(
     specs: tuple[KVSpec, ...],
     layouts: tuple[KVLayout, ...],
     num_blocks: tuple[int, ...],
-    sharding: jax.sharding.Sharding,
 ) -> tuple[KVPool, ...]:
     """One zeroed pool per layer, in layer order. `layouts`, `num_blocks`: per layer group."""
     pool_specs = [layout.pool_spec(n) for layout, n in zip(layouts, num_blocks, strict=True)]
     return tuple(
-        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype, device=sharding), pool_specs[group])
+        jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), pool_specs[group])
         for _, group in sorted(group_of_layer(specs).items())
     )

@@ -63,7 +63,7 @@ class ModelRunner:
 
     def rebuild(self) -> None:
         """Makes pools and row state anew, empty: after a step that raised, the donated ones may be gone."""
-        self._kv_caches, self._state = self._shapes.state(self._sharding)
+        self._kv_caches, self._state = self.programs.initial_state()
         self._greedy = np.ones(self._shapes.max_num_seqs, bool)  # by row: it wants the best token and nothing else
         self._hidden: Array | None = None
         self._arrivals: list[Arrival] = []  # ordered since the last Sample
@@ -124,7 +124,8 @@ class ModelRunner:
 
     def _body(self, command: Body) -> None:
         num_tokens = sum(row.num_tokens for row in command.rows)
-        bucket = self.buckets.tokens_for(max(num_tokens, command.num_samples))
+        least = self.buckets.least_reading if command.is_read else 0
+        bucket = self.buckets.tokens_for(max(num_tokens, command.num_samples, least))
         self.num_padding_tokens += bucket - num_tokens
         packed = pack_body(self._shapes.body(bucket), command)
         state = self._state
@@ -137,7 +138,7 @@ class ModelRunner:
         assert self._hidden is not None, "PromptLogprobs before any Body"
         size = self._hidden.shape[0]
         packed = pack_prompt_logprobs(prompt_logprobs_packing(size), command)
-        output = self.programs.prompt_logprobs[size](self._head_weight, self._hidden, packed)
+        output = self.programs.prompt_logprobs(self._head_weight, self._hidden, packed)
         for array in jax.tree.leaves(output):
             array.copy_to_host_async()
         return PromptLogprobsFuture(output, len(command.hidden_rows))

@@ -48,7 +48,7 @@ def probe_memory(
     bodies, heads = shapes.buckets.tokens, shapes.buckets.outputs
     jobs = dict(lowerings(shapes, params, head_weight, sharding))
     samples = [("sample", (heads[-1], greedy)) for greedy in (False, True)]
-    largest = [("body", bodies[-1]), *samples, ("prompt_logprobs", heads[-1])]
+    largest = [("body", bodies[-1]), *samples, ("prompt_logprobs", shapes.buckets.most_read)]
     programs = compile_all({key: jobs[key] for key in largest}, sharding, lambda *_: None)
     memory = program_memory(shapes, programs.values())
     return dataclasses.replace(memory, code=memory.code * max(len(bodies), len(heads)))

@@ -83,10 +83,9 @@ class ProgramShapes:
         outputs = self.buckets.outputs_of(bucket)
         return BodyShape(bucket, self.max_num_seqs, outputs, len(self.layouts), self.block_size)
 
-    def state(self, sharding: jax.sharding.Sharding) -> tuple[tuple[KVPool, ...], RowState]:
+    def state(self) -> tuple[tuple[KVPool, ...], RowState]:
         """Empty KV pools (one per layer) and row state."""
-        pools = make_pools(self.specs, self.layouts, self.num_blocks, sharding)
-        return pools, jax.device_put(self.row_state(), sharding)
+        return make_pools(self.specs, self.layouts, self.num_blocks), self.row_state()
 
     def row_state(self) -> RowState:
         """All rows idle. No token is counted more often than a request is long."""
@@ -99,19 +98,22 @@ class ProgramShapes:
 class Programs:
     """Compiled; called with arrays of just the shapes they were made for, anything else is an error."""
 
+    initial_state: Compiled
     bodies: dict[int, Compiled]  # by T
     samples: dict[tuple[int, bool], Compiled]  # by S and whether all rows want just the best token
-    prompt_logprobs: dict[int, Compiled]  # by S
+    prompt_logprobs: Compiled
     reset_row: Compiled
     set_rules: Compiled
     copy_blocks: Compiled
     gather_blocks: tuple[Compiled, ...]  # per layer group, with a host tier
     scatter_blocks: tuple[Compiled, ...]
 
-    def __iter__(self) -> Iterator[Compiled]:
+    @property
+    def of_steps(self) -> Iterator[Compiled]:
+        """All that run while requests do."""
         yield from self.bodies.values()
         yield from self.samples.values()
-        yield from self.prompt_logprobs.values()
+        yield self.prompt_logprobs
         yield self.reset_row
         yield self.set_rules
         yield self.copy_blocks
@@ -119,7 +121,7 @@ class Programs:
         yield from self.scatter_blocks
 
     def __len__(self) -> int:
-        return len(list(iter(self)))
+        return 1 + len(list(self.of_steps))
 
 
 def compile_programs(
@@ -139,15 +141,15 @@ def compile_programs(
 
 def assemble(shapes: ProgramShapes, compiled: Mapping[Key, Compiled]) -> Programs:
     """compiled: all that `lowerings` names."""
-    bodies, samples, prompt_logprobs = (
-        {key: program for (kind, key), program in compiled.items() if kind == wanted}
-        for wanted in ("body", "sample", "prompt_logprobs")
+    bodies, samples = (
+        {key: program for (kind, key), program in compiled.items() if kind == wanted} for wanted in ("body", "sample")
     )
-    kinds = ("reset_row", "set_rules", "copy_blocks")
-    reset_row, set_rules, copy_blocks = (compiled[kind, shapes.max_num_seqs] for kind in kinds)
+    prompt_logprobs = compiled["prompt_logprobs", shapes.buckets.most_read]
+    kinds = ("initial_state", "reset_row", "set_rules", "copy_blocks")
+    initial, reset, rules, copy = (compiled[kind, shapes.max_num_seqs] for kind in kinds)
     groups = range(len(shapes.host_slots))
     gathers, scatters = (tuple(compiled[kind, group] for group in groups) for kind in ("gather", "scatter"))
-    return Programs(bodies, samples, prompt_logprobs, reset_row, set_rules, copy_blocks, gathers, scatters)
+    return Programs(initial, bodies, samples, prompt_logprobs, reset, rules, copy, gathers, scatters)
 
 
 def compile_all(
@@ -172,7 +174,7 @@ def lowerings(
 ) -> Iterator[tuple[Key, Callable[[], Lowered]]]:
     """((kind, key), a function that traces and lowers the program), the slowest first."""
     config = shapes.config
-    kv_caches, rows = _abstract(jax.eval_shape(lambda: shapes.state(sharding)), sharding)
+    kv_caches, rows = _abstract(jax.eval_shape(shapes.state), sharding)
     plan = attention_plan(config, shapes.backend, shapes.layouts)
     forward = FAMILIES[config.family].forward
     for bucket in reversed(shapes.buckets.tokens):
@@ -201,9 +203,12 @@ def lowerings(
                 state = (rows.sampling, rows.rules, rows.counts, rows.last_tokens)
                 arguments = (head_weight, hidden, *state, packing.abstract(sharding), masks)
             yield ("sample", (size, greedy)), functools.partial(sample.lower, *arguments)
-        packing = prompt_logprobs_packing(size)
-        head = jax.jit(make_prompt_logprobs(config, packing, rows_per_tile=rows_per_tile))
-        yield ("prompt_logprobs", size), functools.partial(head.lower, head_weight, hidden, packing.abstract(sharding))
+    size = shapes.buckets.most_read
+    hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
+    packing = prompt_logprobs_packing(size)
+    head = jax.jit(make_prompt_logprobs(config, packing, rows_per_tile=rows_per_tile))
+    yield ("prompt_logprobs", size), functools.partial(head.lower, head_weight, hidden, packing.abstract(sharding))
+    yield ("initial_state", shapes.max_num_seqs), jax.jit(lambda: shapes.state(), out_shardings=sharding).lower
     reset = jax.jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
     arguments = (rows.block_tables, rows.sampling, shapes.reset_packing.abstract(sharding))
     yield ("reset_row", shapes.max_num_seqs), functools.partial(reset.lower, *arguments)
