@@ -10,7 +10,7 @@ import jax
 import pytest
 
 from tests import tiny_models
-from xlaserve.runner.compilations import use_persistent_cache
+from xlaserve.runner.compilations import use_no_persistent_cache, use_persistent_cache
 
 SCRIPT = """
 import json, sys
@@ -64,7 +64,10 @@ def test_a_damaged_cache_only_costs_time(first, tmp_path):
 
 
 def test_a_process_may_change_the_folder(tmp_path):
-    for name in ("first", "second"):
-        use_persistent_cache(tmp_path / name)
-        jax.jit(lambda x: x * 3 + 1).lower(1).compile()
-        assert any((tmp_path / name).iterdir())
+    try:
+        for name in ("first", "second"):
+            use_persistent_cache(tmp_path / name)
+            jax.jit(lambda x: x * 3 + 1).lower(1).compile()
+            assert any((tmp_path / name).iterdir())
+    finally:
+        use_no_persistent_cache()  # else the bundles that this process's other tests write could not be run

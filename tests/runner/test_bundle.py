@@ -13,6 +13,7 @@ import pytest
 from tests.runner.test_programs import tiny
 from xlaserve.runner import bundle
 from xlaserve.runner.bundle import MANIFEST, BundleMismatch, load_bundle, manifest_of, read_manifest, save_bundle
+from xlaserve.runner.compilations import use_no_persistent_cache
 from xlaserve.runner.dtype import named_dtype
 from xlaserve.runner.programs import compile_all, lowerings
 
@@ -25,6 +26,8 @@ WANTED = manifest_of(SHAPES, SHARDING)
 
 @pytest.fixture(scope="module")
 def programs():
+    use_no_persistent_cache()  # earlier tests of this process may have used one, and what is read from it
+    jax.clear_caches()  # stays in memory: written down again, it could not be run
     return compile_all({key: job for key, job in JOBS.items() if key[0] in SOME}, SHARDING, lambda *_: None)
 
 
