@@ -26,12 +26,13 @@ from math import prod
 from pathlib import Path
 from typing import TextIO
 
-from benchmarks.aot import gpu_code, targets
+from benchmarks.aot import gpu_code
 from benchmarks.aot.body import GROUP_SIZE, Step, compile_body, in_layers, read_config
 from benchmarks.aot.hlo import Movement, Program
 from xlaserve.layers.params import named_specs
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.registry import FAMILIES
+from xlaserve.targets import find_chip
 
 MIB = 2**20
 ITEMSIZE = 2  # bfloat16
@@ -67,7 +68,7 @@ class Least:
 
     def milliseconds(self, target: str) -> tuple[float, float]:
         """(by bandwidth, by arithmetic) on one device."""
-        chip = targets.find(target)
+        chip = find_chip(target)
         product_rate = chip.int8 or chip.bf16 if self.int8 else chip.bf16
         arithmetic = self.product_operations / product_rate + self.attention_operations / chip.bf16
         share = 1e3 * chip.devices_per_chip
@@ -110,7 +111,7 @@ def audit(config: ModelConfig, target: str, num_devices: int, step: Step, *, int
         start = time.perf_counter()
         compiled = compile_body(config, target, step, int8=int8, num_devices=num_devices, dump_to=folder)
         seconds = time.perf_counter() - start
-        cuda = targets.find(target).platform == "cuda"
+        cuda = find_chip(target).platform == "cuda"
         commands = describe(gpu_code.commands(Path(folder))) if cuda else "-"
     program, memory = Program(compiled.as_text()), compiled.memory_analysis()
     assert memory is not None  # None only of backends that keep no account

@@ -14,10 +14,11 @@ from xlaserve_kernels.gated_activation.arg_specs import GATES
 from xlaserve_kernels.grouped_matmul.arg_specs import GROUPED_MATMULS
 from xlaserve_kernels.quantized_matmul.arg_specs import MATMULS, VARIANTS
 
-from benchmarks.aot import targets
+from benchmarks.aot import compiling
 from benchmarks.aot.body import backend_for
 from benchmarks.aot.hlo import Program
 from benchmarks.aot.traffic import traffic
+from xlaserve.targets import find_chip
 
 _TOKENS = (64, 1024)
 
@@ -37,7 +38,7 @@ def cases() -> Iterator[tuple[str, dict, Callable]]:
 
 def line(target: str, name: str, backend: str, num_tokens: int, call: Callable) -> str:
     function, arguments = call(num_tokens, backend)
-    compiled = targets.compile(function, arguments, target)
+    compiled = compiling.compile(function, arguments, target)
     memory = compiled.memory_analysis()
     assert memory is not None
     least = memory.argument_size_in_bytes + memory.output_size_in_bytes
@@ -52,7 +53,7 @@ def main() -> None:
     for target in sys.argv[1:]:
         for name, implementations, call in cases():
             for num_tokens in _TOKENS:
-                for backend in ("xla", backend_for(targets.find(target).platform)):
+                for backend in ("xla", backend_for(find_chip(target).platform)):
                     if backend in implementations:
                         print(line(target, name, backend, num_tokens, call), flush=True)
 

@@ -5,20 +5,21 @@ import functools
 import jax
 import numpy as np
 
-from benchmarks.aot import targets
+from benchmarks.aot import compiling
 from benchmarks.aot.body import BLOCK_SIZE, backend_for
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.kv_spec import kv_specs
 from xlaserve.runner.host_blocks import PACKING, gather_blocks, scatter_blocks, staged_spec
 from xlaserve.runner.kv_cache import copy_blocks, copy_packing, make_layouts
 from xlaserve.runner.programs import COMPILER_OPTIONS
+from xlaserve.targets import find_chip
 
 
 def compile_block_moves(
     config: ModelConfig, target: str, *, num_blocks: int, num_rows: int = 64, dtype: str = "bfloat16"
 ) -> dict[str, jax.stages.Compiled]:
     """`copy`, `gather` and `scatter` over pools of `num_blocks`. `config`: its layers are of one group."""
-    platform = targets.find(target).platform
+    platform = find_chip(target).platform
     specs = kv_specs(config)
     (layout,) = make_layouts(specs, backend_for(platform), BLOCK_SIZE, np.dtype(dtype))
     pools = (layout.pool_spec(num_blocks),) * config.num_layers
@@ -30,7 +31,7 @@ def compile_block_moves(
     }
     options = COMPILER_OPTIONS.get("tpu" if platform == "tpu" else "gpu", {})
     return {
-        name: targets.compile(function, arguments, target, donate=donate, options=options)
+        name: compiling.compile(function, arguments, target, donate=donate, options=options)
         for name, (function, arguments, donate) in programs.items()
     }
 

@@ -12,7 +12,7 @@ from xlaserve_kernels.backend import BACKENDS
 from xlaserve_kernels.paged_attention import KVLayout, KVPool, make_layout
 from xlaserve_kernels.quantized_matmul import quantize_weight
 
-from benchmarks.aot import targets
+from benchmarks.aot import compiling
 from xlaserve.layers.params import ArraySpec, map_specs
 from xlaserve.layers.quantized import QuantizedArray
 from xlaserve.models.config import ModelConfig, parse_config
@@ -22,6 +22,7 @@ from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.programs import COMPILER_OPTIONS
 from xlaserve.sharding import MESH_AXES, replicated, sharding_of
+from xlaserve.targets import devices, find_chip
 
 LLAMA_8B = Path(__file__).parent.parent / "llama_3_1_8b.json"
 BLOCK_SIZE = 16
@@ -68,8 +69,8 @@ def compile_body(
 
     `int8`: weights of the layers are w8a8, activations quantised in groups.
     """
-    mesh = Mesh(np.array(targets.devices(target, num_devices)).reshape(1, -1), MESH_AXES)
-    platform = targets.find(target).platform
+    mesh = Mesh(np.array(devices(target, find_chip(target), num_devices)).reshape(1, -1), MESH_AXES)
+    platform = find_chip(target).platform
     backend = backend_for(platform)
     layouts = tuple(
         make_layout(
@@ -108,7 +109,7 @@ def compile_body(
         ints(step.num_rows),
         shape.packing.abstract(everywhere),
     )
-    return targets.compile(
+    return compiling.compile(
         make_body(FAMILIES[config.family].forward, config, plan, shape), arguments, target,
         donate=(1, 2), out_shardings=(everywhere, pools, everywhere), dump_to=dump_to,
         options=COMPILER_OPTIONS.get("tpu" if platform == "tpu" else "gpu", {}),

@@ -4,13 +4,14 @@ from collections.abc import Collection
 
 import jax
 
-from benchmarks.aot import targets
+from benchmarks.aot import compiling
 from benchmarks.aot.hlo import Instruction, Program, array_bytes
 from xlaserve.models.config import ModelConfig
 from xlaserve.runner.heads.blocks import ROWS_PER_TILE
 from xlaserve.runner.heads.sample import make_sample, sample_packing
 from xlaserve.runner.programs import COMPILER_OPTIONS
 from xlaserve.runner.row_state import initial_row_state, mask_words
+from xlaserve.targets import find_chip
 
 _PARTS = {"gather", "dynamic-slice", "slice"}
 _VIEWS = {"parameter", "tuple", "get-tuple-element", "bitcast", "while"}
@@ -20,7 +21,7 @@ def compile_head(
     config: ModelConfig, target: str, *, num_rows: int, greedy: bool, dtype: str = "bfloat16"
 ) -> jax.stages.Compiled:
     """As the engine has it, for `num_rows` that all sample."""
-    platform = targets.find(target).platform
+    platform = find_chip(target).platform
     rows = jax.eval_shape(lambda: initial_row_state(num_rows, 1, 1, config.vocab_size))
     packing = sample_packing(num_rows)
     sample = make_sample(config, packing, greedy=greedy, rows_per_tile=ROWS_PER_TILE.get(platform, 1))
@@ -29,7 +30,7 @@ def compile_head(
     packed = jax.ShapeDtypeStruct((packing.size,), "int32")
     masks = jax.ShapeDtypeStruct((num_rows, mask_words(config.vocab_size)), "int32")
     state = (rows.last_tokens,) if greedy else (rows.sampling, rows.rules, rows.counts, rows.last_tokens)
-    return targets.compile(
+    return compiling.compile(
         sample, (weight, hidden, *state, packed, *(() if greedy else (masks,))), target,
         donate=(2,) if greedy else (4, 5), options=COMPILER_OPTIONS.get("tpu" if platform == "tpu" else "gpu", {}),
     )  # fmt: skip

@@ -26,9 +26,10 @@ from xlaserve_kernels.gated_activation.arg_specs import GATES
 from xlaserve_kernels.grouped_matmul.arg_specs import GROUPED_MATMULS
 from xlaserve_kernels.quantized_matmul.arg_specs import MATMULS, TOKENS, VARIANTS
 
-from benchmarks.aot import gpu_code, targets, tpu_code
+from benchmarks.aot import compiling, gpu_code, tpu_code
 from benchmarks.aot.body import backend_for
 from benchmarks.aot.hlo import Program
+from xlaserve.targets import CHIPS, find_chip
 
 MIB = 2**20
 HEADER = """\
@@ -100,14 +101,14 @@ OPS = (
 
 def compile_case(op: Op, shape: str, target: str, mosaic: Path) -> str:
     """The case's cells after its backend. Raises what the compiler raises."""
-    platform = targets.find(target).platform
+    platform = find_chip(target).platform
     function, arguments = op.call(op.shapes[shape], backend_for(platform))
     start = time.perf_counter()
     if platform == "rocm":
-        targets.lower(function, arguments, target)
+        compiling.lower(function, arguments, target)
         return f"{time.perf_counter() - start:.1f} | | lowered only"
     with tempfile.TemporaryDirectory() as folder:
-        compiled = targets.compile(function, arguments, target, dump_to=folder)
+        compiled = compiling.compile(function, arguments, target, dump_to=folder)
         seconds, memory, program = time.perf_counter() - start, compiled.memory_analysis(), Program(compiled.as_text())
         found = tpu_code.kernels(program, mosaic) if platform == "tpu" else gpu_code.kernels(program, Path(folder))
     assert memory is not None  # None only of backends that keep no account
@@ -125,7 +126,7 @@ def lines(chosen: list[str], ops: list[str], *, full: bool) -> Iterator[tuple[st
                 continue
             for shape in op.shapes if full else op.sample:
                 for target in chosen:
-                    backend = backend_for(targets.find(target).platform)
+                    backend = backend_for(find_chip(target).platform)
                     if backend not in op.backends:
                         continue
                     line = f"| {op.name} | {shape} | {target} | {backend} |"
@@ -138,7 +139,7 @@ def lines(chosen: list[str], ops: list[str], *, full: bool) -> Iterator[tuple[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--full", action="store_true", help="all shapes, not a sample")
-    parser.add_argument("--targets", nargs="+", choices=targets.TARGETS, default=list(targets.TARGETS), metavar="NAME")
+    parser.add_argument("--targets", nargs="+", choices=CHIPS, default=list(CHIPS), metavar="NAME")
     names = [op.name for op in OPS]
     parser.add_argument("--ops", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
     parser.add_argument("--out", type=Path, help="write the table there, not to the standard output")

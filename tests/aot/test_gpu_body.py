@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import roofline
-from benchmarks.aot import gpu_code, targets
+from benchmarks.aot import compiling, gpu_code
 from benchmarks.aot.body import compile_body, read_config
 from benchmarks.aot.hlo import Program
 
@@ -62,7 +62,7 @@ def test_int8_products_share_what_is_quantised(tmp_path):
 
 def test_small_tiles_would_be_noticed(monkeypatch):
     """XLA's own choices for a card that it cannot measure on."""
-    monkeypatch.setattr(targets, "OPTIONS", {})
+    monkeypatch.setattr(compiling, "UNMEASURED_OPTIONS", {})
     assert too_small(compile_body(read_config(num_layers=1), "h100", roofline.STEPS["decode"]).as_text())
 
 

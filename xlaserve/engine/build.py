@@ -1,69 +1,33 @@
 """From a Config to a running GenerationService."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import jax
-from jax.sharding import Mesh
-from jax.stages import Lowered
 
 from xlaserve.config import Config
 from xlaserve.core.block_manager import BlockManager, GroupSpec
-from xlaserve.core.host_pool import HostTier
 from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.bundled import adopted, load_or_compile
+from xlaserve.engine.deployment import Deployment, decide
 from xlaserve.engine.embeddings import pooling_of
-from xlaserve.engine.host_tier import host_tier
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.reasoning import thinks
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.service import GenerationService, ModelInfo
-from xlaserve.engine.settings import Settings, resolve_settings
-from xlaserve.engine.sizing import Sizing, check_memory, size_pools
-from xlaserve.engine.tokenizer import Tokenizer, eos_union, load_tokenizer, sampling_defaults
+from xlaserve.engine.sizing import check_memory
+from xlaserve.engine.tokenizer import Tokenizer, eos_union
 from xlaserve.engine.tool_parsers import parser_for
 from xlaserve.errors import ConfigError
-from xlaserve.layers.params import ArraySpec, map_specs
 from xlaserve.models import sources
-from xlaserve.models.checkpoint import Checkpoint
-from xlaserve.models.config import ModelConfig, parse_config
-from xlaserve.models.loader import check_tensors, load_params, untie_differing_head
-from xlaserve.models.random_checkpoint import RandomCheckpoint
-from xlaserve.models.registry import FAMILIES, head_weight
+from xlaserve.models.loader import load_params
 from xlaserve.runner.bundle import manifest_of, save_bundle
 from xlaserve.runner.compilations import LOG, use_no_persistent_cache, use_persistent_cache
 from xlaserve.runner.model_runner import ModelRunner
-from xlaserve.runner.programs import Key, assemble, compile_all, lowerings
+from xlaserve.runner.programs import assemble, compile_all
 from xlaserve.sampling_params import PoolingType
-from xlaserve.sharding import make_mesh, replicated, sharding_of
-
-
-@dataclass(frozen=True)
-class _Model:
-    """What is known of a model before its weights are read."""
-
-    checkpoint: Checkpoint
-    config: ModelConfig
-    specs: Any  # a tree of ArraySpec
-    tokenizer: Tokenizer
-    sampling_defaults: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Deployment:
-    """What is decided before anything is compiled."""
-
-    config: Config
-    model: _Model
-    mesh: Mesh
-    settings: Settings
-    sizing: Sizing
-    host: HostTier | None
-    jobs: dict[Key, Callable[[], Lowered]]  # all programs, by what lowers them
+from xlaserve.sharding import replicated, sharding_of
 
 
 def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> GenerationService:
@@ -73,7 +37,7 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     does the check of what their headers tell. Raises ConfigError or CheckpointError naming what is wrong.
     """
     use_persistent_cache(config.compile.cache_dir or cache_dir / "programs")
-    decided = _decide(adopted(config, reporter), cache_dir, reporter)
+    decided = decide(adopted(config, reporter), cache_dir, reporter)
     reporter.phase("compile the programs" if config.compile.bundle is None else "load the programs")
     shapes, mesh = decided.sizing.shapes, decided.mesh
     programs = load_or_compile(decided.config, shapes, decided.jobs, replicated(mesh), reporter)
@@ -96,7 +60,7 @@ def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Rep
     Of the weights only the headers are read. Raises as `build_service`, and ConfigError where it cannot be written.
     """
     use_no_persistent_cache()
-    decided = _decide(config, cache_dir, reporter)
+    decided = decide(config, cache_dir, reporter)
     shapes, sharding = decided.sizing.shapes, replicated(decided.mesh)
     reporter.phase("compile the programs")
     programs = compile_all(decided.jobs, sharding, lambda name, done, total: reporter.progress("programs", done, total))
@@ -109,46 +73,7 @@ def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Rep
     return len(programs), sum(file.stat().st_size for file in folder.iterdir())
 
 
-def _decide(config: Config, cache_dir: Path, reporter: Reporter) -> _Deployment:
-    reporter.phase("open the model")
-    model = _open(config, cache_dir, reporter)
-    mesh = make_mesh()
-    settings = resolve_settings(config, model.config, mesh, reporter)
-    reporter.phase("size the KV pool")
-    weights = _abstract_weights(model, settings, mesh)
-    sizing = size_pools(config, settings, weights, replicated(mesh), reporter)
-    host = host_tier(config.cache, sizing, weights, mesh.devices.flat[0].platform, reporter)
-    if host:
-        sizing = replace(sizing, shapes=replace(sizing.shapes, host_slots=host.num_slots))
-    jobs = dict(lowerings(sizing.shapes, weights, head_weight(weights), replicated(mesh)))
-    return _Deployment(config, model, mesh, settings, sizing, host, jobs)
-
-
-def _open(config: Config, cache_dir: Path, reporter: Reporter) -> _Model:
-    checkpoint = sources.resolve(config.model, cache_dir=cache_dir, seed=config.seed, announce=reporter.phase)
-    model = parse_config(checkpoint.config, checkpoint.where)
-    specs = FAMILIES[model.family].param_specs(model)
-    if isinstance(checkpoint, RandomCheckpoint):
-        checkpoint = checkpoint.with_specs(specs)
-    check_tensors(specs, checkpoint)
-    model = untie_differing_head(model, checkpoint)
-    specs = FAMILIES[model.family].param_specs(model)
-    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.gguf_metadata, chat_template=config.model.chat_template)
-    source = config.model.generation_config
-    defaults = sampling_defaults(checkpoint.generation_config) if source == "auto" else {}
-    shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
-    reporter.info("sampling defaults", shown or "OpenAI's", f"model.generation_config: {source}")
-    return _Model(checkpoint, model, specs, tokenizer, defaults)
-
-
-def _abstract_weights(model: _Model, settings: Settings, mesh: Mesh) -> Any:
-    def abstract(_: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(spec.shape, settings.dtype, sharding=sharding_of(mesh, spec.axes))
-
-    return map_specs(abstract, model.specs)
-
-
-def _start(decided: _Deployment, runner: ModelRunner, reporter: Reporter) -> GenerationService:
+def _start(decided: Deployment, runner: ModelRunner, reporter: Reporter) -> GenerationService:
     """Scheduler, engine and its thread around a runner that is ready."""
     config, model, settings, sizing = decided.config, decided.model, decided.settings, decided.sizing
     shapes = sizing.shapes

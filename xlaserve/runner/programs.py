@@ -38,6 +38,9 @@ from xlaserve.runner.row_state import (
 # XLA joins products of the same input by copying their weights side by side first, in every step: of Llama-3.1-8B's
 # those of q, k and v, 1.6 GB, and with tensor parallelism those of gate and up too.
 COMPILER_OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}  # by platform
+# Likewise for devices that are not here: without a card XLA cannot measure tiles for Triton products, and takes some
+# of 16x8. cuBLASLt chooses when it runs.
+UNMEASURED_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 Key = tuple[str, Any]  # kind of program, and its size
 MAX_THREADS = 4  # that compile or load programs; more than there are cores take turns, a sixth slower
 

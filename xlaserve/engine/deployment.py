@@ -1,0 +1,91 @@
+"""What is decided of a deployment before anything is compiled: the model, the settings, the sizes of its programs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from jax.stages import Lowered
+
+from xlaserve.config import Config
+from xlaserve.core.host_pool import HostTier
+from xlaserve.engine.host_tier import host_tier
+from xlaserve.engine.reporter import Reporter
+from xlaserve.engine.settings import Settings, resolve_settings
+from xlaserve.engine.sizing import Sizing, size_pools
+from xlaserve.engine.tokenizer import Tokenizer, load_tokenizer, sampling_defaults
+from xlaserve.layers.params import ArraySpec, map_specs
+from xlaserve.models import sources
+from xlaserve.models.checkpoint import Checkpoint
+from xlaserve.models.config import ModelConfig, parse_config
+from xlaserve.models.loader import check_tensors, untie_differing_head
+from xlaserve.models.random_checkpoint import RandomCheckpoint
+from xlaserve.models.registry import FAMILIES, head_weight
+from xlaserve.runner.programs import Key, lowerings
+from xlaserve.sharding import make_mesh, replicated, sharding_of
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is known of a model before its weights are read."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    specs: Any  # a tree of ArraySpec
+    tokenizer: Tokenizer
+    sampling_defaults: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """What is decided before anything is compiled."""
+
+    config: Config
+    model: Model
+    mesh: Mesh
+    settings: Settings
+    sizing: Sizing
+    host: HostTier | None
+    jobs: dict[Key, Callable[[], Lowered]]  # all programs, by what lowers them
+
+
+def decide(config: Config, cache_dir: Path, reporter: Reporter) -> Deployment:
+    """Raises ConfigError or CheckpointError naming what is wrong."""
+    reporter.phase("open the model")
+    model = _open(config, cache_dir, reporter)
+    mesh = make_mesh()
+    settings = resolve_settings(config, model.config, mesh, reporter)
+    reporter.phase("size the KV pool")
+    weights = _abstract_weights(model, settings, mesh)
+    sizing = size_pools(config, settings, weights, replicated(mesh), reporter)
+    host = host_tier(config.cache, sizing, weights, mesh.devices.flat[0].platform, reporter)
+    if host:
+        sizing = replace(sizing, shapes=replace(sizing.shapes, host_slots=host.num_slots))
+    jobs = dict(lowerings(sizing.shapes, weights, head_weight(weights), replicated(mesh)))
+    return Deployment(config, model, mesh, settings, sizing, host, jobs)
+
+
+def _open(config: Config, cache_dir: Path, reporter: Reporter) -> Model:
+    checkpoint = sources.resolve(config.model, cache_dir=cache_dir, seed=config.seed, announce=reporter.phase)
+    model = parse_config(checkpoint.config, checkpoint.where)
+    specs = FAMILIES[model.family].param_specs(model)
+    if isinstance(checkpoint, RandomCheckpoint):
+        checkpoint = checkpoint.with_specs(specs)
+    check_tensors(specs, checkpoint)
+    model = untie_differing_head(model, checkpoint)
+    specs = FAMILIES[model.family].param_specs(model)
+    tokenizer = load_tokenizer(checkpoint.folder, checkpoint.gguf_metadata, chat_template=config.model.chat_template)
+    source = config.model.generation_config
+    defaults = sampling_defaults(checkpoint.generation_config) if source == "auto" else {}
+    shown = ", ".join(f"{name} {value}" for name, value in defaults.items())
+    reporter.info("sampling defaults", shown or "OpenAI's", f"model.generation_config: {source}")
+    return Model(checkpoint, model, specs, tokenizer, defaults)
+
+
+def _abstract_weights(model: Model, settings: Settings, mesh: Mesh) -> Any:
+    def abstract(_: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(spec.shape, settings.dtype, sharding=sharding_of(mesh, spec.axes))
+
+    return map_specs(abstract, model.specs)
