@@ -18,6 +18,7 @@ from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.runner.buckets import BucketUse
 from xlaserve.runner.commands import Command, Sample, SampleResult
 from xlaserve.sampling_params import MAX_LOGPROBS, SamplingParams
 
@@ -35,7 +36,7 @@ class Done:
 class FreeRunner:
     """A device on which every step is done at once and every token is 1."""
 
-    num_padding_tokens = 0
+    bucket_use = BucketUse()
 
     def execute(self, command: Command) -> Done | None:
         if not isinstance(command, Sample):

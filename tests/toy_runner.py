@@ -22,6 +22,7 @@ from xlaserve.core.host_pool import HostTier
 from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.runner.buckets import BucketUse
 from xlaserve.runner.commands import (
     Body,
     Command,
@@ -145,7 +146,7 @@ class ToyRunner:
         max_outputs: int | None = None,
     ):
         self.num_blocks = list(num_blocks)
-        self.num_padding_tokens = 0
+        self.bucket_use = BucketUse()
         self.windows = list(windows) or [None] * len(self.num_blocks)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs

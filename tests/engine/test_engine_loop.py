@@ -11,6 +11,7 @@ from xlaserve.core.request import Request
 from xlaserve.engine import engine_loop
 from xlaserve.engine.engine_loop import EngineLoop, OutputStream
 from xlaserve.engine.metrics import EngineMetrics
+from xlaserve.engine.startup import StartupFacts
 from xlaserve.errors import EngineUnavailable, InvalidRequest, Overloaded
 from xlaserve.sampling_params import SamplingParams
 
@@ -26,7 +27,7 @@ class Setup:
 
     def __init__(self, max_requests: int = 100, **options):
         self.engine, self.runner = make_engine(**options)
-        self.metrics = EngineMetrics("toy", self.engine, compiled=dict, cache_hits=int)
+        self.metrics = EngineMetrics("toy", self.engine, StartupFacts())
         self.loop = EngineLoop(self.engine, self.metrics, max_requests=max_requests)
         self.blocks_at_start = self.free_blocks()
 

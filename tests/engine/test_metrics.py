@@ -9,6 +9,7 @@ from tests.toy_runner import make_engine
 from xlaserve.core.request import Request
 from xlaserve.engine.engine_loop import EngineLoop
 from xlaserve.engine.metrics import EngineMetrics
+from xlaserve.engine.startup import Span, StartupFacts
 from xlaserve.sampling_params import SamplingParams
 
 
@@ -31,7 +32,13 @@ class Scraped:
 @pytest.fixture
 def setup():
     engine, runner = make_engine([1 + 20], step_seconds=0.001)
-    metrics = EngineMetrics("toy", engine, compiled=lambda: {"start-up": 7}, cache_hits=lambda: 3)
+    spans = (
+        Span("load the weights", 1.0, 3.5),
+        Span("load the programs", 1.0, 2.0),
+        Span("load the weights", 4.0, 4.5),
+    )
+    facts = StartupFacts(compiled=lambda: {"start-up": 7}, cache_hits=lambda: 3, loaded=lambda: 16, spans=lambda: spans)
+    metrics = EngineMetrics("toy", engine, facts)
     loop = EngineLoop(engine, metrics, max_requests=100)
     yield metrics, loop, runner
     runner.released.set()
@@ -74,6 +81,20 @@ def test_all_series_are_there_before_the_first_request(setup):
     assert scraped["compilations_total", "start-up"] == 7
     assert scraped["compilations_total", "unexpected"] == 0
     assert scraped["compilation_cache_hits_total"] == 3
+    assert scraped["program_loads_total"] == 16
+    assert scraped["startup_seconds", "load the weights"] == 3.0
+    assert scraped["startup_seconds", "load the programs"] == 1.0
+
+
+def test_padding_by_the_size_of_the_body(setup):
+    metrics, _, runner = setup
+    runner.bucket_use.count(8, 5)
+    runner.bucket_use.count(8, 8)
+    runner.bucket_use.count(64, 40)
+    scraped = Scraped(metrics)
+    assert (scraped["bucket_steps_total", "8"], scraped["bucket_padding_tokens_total", "8"]) == (2, 3)
+    assert (scraped["bucket_steps_total", "64"], scraped["bucket_padding_tokens_total", "64"]) == (1, 24)
+    assert scraped["padding_tokens_total"] == 27
 
 
 def test_counts_add_up_over_finished_aborted_and_preempted_requests(setup):
@@ -121,7 +142,7 @@ def test_usage_is_a_share_while_requests_run(setup):
 
 def test_queue_by_class_and_what_the_pool_holds():
     engine, _ = make_engine([1 + 20])
-    metrics = EngineMetrics("toy", engine, compiled=dict, cache_hits=int)
+    metrics = EngineMetrics("toy", engine, StartupFacts())
     for number in range(7):  # of which some wait for blocks
         request = make_request(str(number), 9, 20)
         request.tenant, request.priority = "a" if number > 3 else "", number % 2

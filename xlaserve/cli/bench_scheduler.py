@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from xlaserve.cli.bench_outputs import OUTPUT, check_outputs
 from xlaserve.cli.options import user_errors
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from xlaserve.engine.simulation.costs import CostModel
     from xlaserve.engine.simulation.trace import TraceRequest
 
-_OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 _INPUT = click.Path(path_type=Path)
 # Lengths as (mean, sigma), log-normal. sharegpt: the proportions and the spread of ShareGPT, 300 tokens in the mean.
 WORKLOADS: dict[str, dict[str, Any]] = {
@@ -50,8 +50,8 @@ WORKLOADS: dict[str, dict[str, Any]] = {
 @click.option("--token-us", type=float, help="Cost of a token computed, padding included.  [default: 27]")
 @click.option("--context-ns", type=float, help="Cost of a token of context read.  [default: 49]")
 @click.option("--costs", type=_INPUT, help="These three fitted to measured steps in a JSON file.")
-@click.option("--json", "json_file", type=_OUTPUT, help="Write the figures there.")
-@click.option("--plot", "plot_file", type=_OUTPUT, help="Write a picture (PNG) there; needs matplotlib.")
+@click.option("--json", "json_file", type=OUTPUT, help="Write the figures there.")
+@click.option("--plot", "plot_file", type=OUTPUT, help="Write a picture (PNG) there; needs matplotlib.")
 @user_errors
 def command(
     config_file: Path | None,
@@ -97,7 +97,7 @@ def command(
     from xlaserve.engine.simulation.report import make_report
     from xlaserve.engine.simulation.simulator import Simulator, Sizes
 
-    _check_outputs(json_file, plot_file)
+    check_outputs(json_file, plot_file)
     sizes = Sizes.of(load_config(config_file, settings))
     simulator = Simulator(sizes, _costs(costs, step_ms=step_ms, token_us=token_us, context_ns=context_ns))
     requests, total = _requests(trace, workload, sizes.max_model_len)
@@ -113,18 +113,6 @@ def command(
         from xlaserve.engine.simulation.plot import save_plot
 
         save_plot(simulator.measures, f"{total} requests, a pool of {sizes.num_blocks - 1} blocks", plot_file)
-
-
-def _check_outputs(json_file: Path | None, plot_file: Path | None) -> None:
-    """Before the run: nothing is lost to a wrong name after it."""
-    for option, path in (("--json", json_file), ("--plot", plot_file)):
-        if path and not path.parent.is_dir():
-            raise click.UsageError(f"{option} {path}: there is no folder {path.parent}")
-    if plot_file:
-        try:
-            import matplotlib  # noqa: F401
-        except ModuleNotFoundError as error:
-            raise click.UsageError("--plot needs matplotlib: pip install 'xlaserve[bench]'") from error
 
 
 def _costs(file: Path | None, **given: float | None) -> "CostModel":

@@ -17,6 +17,7 @@ from xlaserve.engine.reasoning import thinks
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.service import GenerationService, ModelInfo
 from xlaserve.engine.sizing import check_memory
+from xlaserve.engine.startup import StartupClock, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer, eos_union
 from xlaserve.engine.tool_parsers import parser_for
 from xlaserve.errors import ConfigError
@@ -37,6 +38,7 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     does the check of what their headers tell. Raises ConfigError or CheckpointError naming what is wrong.
     """
     use_persistent_cache(config.compile.cache_dir or cache_dir / "programs")
+    reporter = clock = StartupClock(reporter)
     decided = decide(adopted(config, reporter), cache_dir, reporter)
     reporter.phase("compile the programs" if config.compile.bundle is None else "load the programs")
     shapes, mesh = decided.sizing.shapes, decided.mesh
@@ -50,8 +52,11 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
         place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)),
         on_progress=lambda done, total, name: reporter.progress("weights, bytes", done, total),
     )
+    reporter.phase("start the engine")
     runner = ModelRunner(params, shapes, replicated(mesh), programs)
-    return _start(decided, runner, reporter)
+    service = _start(decided, runner, clock)
+    clock.end()
+    return service
 
 
 def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Reporter) -> tuple[int, int]:
@@ -73,7 +78,7 @@ def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Rep
     return len(programs), sum(file.stat().st_size for file in folder.iterdir())
 
 
-def _start(decided: Deployment, runner: ModelRunner, reporter: Reporter) -> GenerationService:
+def _start(decided: Deployment, runner: ModelRunner, reporter: StartupClock) -> GenerationService:
     """Scheduler, engine and its thread around a runner that is ready."""
     config, model, settings, sizing = decided.config, decided.model, decided.settings, decided.sizing
     shapes = sizing.shapes
@@ -118,8 +123,7 @@ def _start(decided: Deployment, runner: ModelRunner, reporter: Reporter) -> Gene
         info,
         max_waiting=config.server.max_waiting,
         max_waiting_tokens=config.server.max_waiting_tokens,
-        compiled=LOG.compiled,
-        cache_hits=LOG.cache_hits,
+        startup=StartupFacts(LOG.compiled, LOG.cache_hits, LOG.loaded, lambda: reporter.spans),
     )
 
 

@@ -18,6 +18,7 @@ from xlaserve.engine.constrained import constrain
 from xlaserve.engine.logit_rules import logit_rules
 from xlaserve.engine.step_commands import StepCommands
 from xlaserve.errors import EngineUnavailable
+from xlaserve.runner.buckets import BucketUse
 from xlaserve.runner.commands import (
     CopyBlocks,
     OffloadBlocks,
@@ -61,8 +62,8 @@ class LLMEngine:
         self._deadlines = Deadlines()
 
     @property
-    def num_padding_tokens(self) -> int:
-        return self._runner.num_padding_tokens
+    def bucket_use(self) -> BucketUse:
+        return self._runner.bucket_use
 
     @property
     def has_work(self) -> bool:

@@ -5,7 +5,9 @@ Every series is there from the start, at 0. What the scheduler and the compilati
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import get_args
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,6 +18,7 @@ from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.occupancy import NOTHING, SECONDS, Occupancy, take_occupancy
+from xlaserve.engine.startup import StartupFacts
 
 PREFIX = "xlaserve:"
 _COMPILATION_REASONS = ("start-up", "unexpected")  # always shown; others once they occur
@@ -26,27 +29,17 @@ _TOKENS = tuple(2**n for n in range(18))
 
 
 class EngineMetrics:
-    """`observe_*` are called by the engine's thread only; `render` by any.
-
-    compiled() gives the number of compilations so far by reason, cache_hits() of those spared by the persistent cache.
-    """
+    """`observe_*` are called by the engine's thread only; `render` by any."""
 
     content_type = CONTENT_TYPE_LATEST
 
-    def __init__(
-        self,
-        model_name: str,
-        engine: LLMEngine,
-        *,
-        compiled: Callable[[], Mapping[str, int]],
-        cache_hits: Callable[[], int],
-    ):
+    def __init__(self, model_name: str, engine: LLMEngine, startup: StartupFacts):
         self.registry = CollectorRegistry()
         labels = {"model_name": model_name}
         self._scheduler = engine.scheduler
         self._occupancy = NOTHING
         self._occupancy_time = -SECONDS
-        self.registry.register(_ReadWhenScraped(labels, engine, lambda: self._occupancy, compiled, cache_hits))
+        self.registry.register(_ReadWhenScraped(labels, engine, lambda: self._occupancy, startup))
 
         def counter(name: str, text: str) -> Counter:
             return Counter(PREFIX + name, text, tuple(labels), registry=self.registry).labels(**labels)
@@ -119,14 +112,12 @@ class _ReadWhenScraped(Collector):
         labels: Mapping[str, str],
         engine: LLMEngine,
         occupancy: Callable[[], Occupancy],
-        compiled: Callable[[], Mapping[str, int]],
-        cache_hits: Callable[[], int],
+        startup: StartupFacts,
     ):
         self._labels = labels
         self._engine = engine
         self._occupancy = occupancy
-        self._compiled = compiled
-        self._cache_hits = cache_hits
+        self._startup = startup
 
     def collect(self) -> Iterable[Metric]:
         scheduler = self._engine.scheduler
@@ -137,7 +128,7 @@ class _ReadWhenScraped(Collector):
         occupancy = self._occupancy() if scheduler.has_requests else NOTHING
         yield self._gauge("kv_internal_waste", "Part of the used blocks without a token", occupancy.internal_waste)
         yield from self._queue(occupancy if len(scheduler.waiting) else NOTHING)
-        padding = self._engine.num_padding_tokens
+        padding = self._engine.bucket_use.padding.total()
         yield self._counter("padding_tokens", "Tokens computed for no request, to fill a program's size", padding)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked for in blocks", scheduler.prefix_queries)
         yield self._counter("prefix_cache_hits", "Prompt tokens found there", scheduler.prefix_hits)
@@ -146,12 +137,25 @@ class _ReadWhenScraped(Collector):
         yield self._counter("num_offloads", "KV blocks copied to host memory", manager.num_offloads)
         yield self._counter("num_restores", "KV blocks brought back from there", manager.num_restores)
         yield self._counter("num_forks", "Answers that began with another's blocks", scheduler.num_forks)
-        yield self._counter("compilation_cache_hits", "Programs found in the persistent cache", self._cache_hits())
-        labels = (*self._labels, "reason")
-        compilations = CounterMetricFamily(f"{PREFIX}compilations", "Programs compiled", labels=labels)
-        for reason, count in (dict.fromkeys(_COMPILATION_REASONS, 0) | dict(self._compiled())).items():
-            compilations.add_metric((*self._labels.values(), reason), count)
-        yield compilations
+        yield from self._programs()
+
+    def _programs(self) -> Iterable[Metric]:
+        """Where they came from, what start-up took, and how well their sizes fit."""
+        startup = self._startup
+        yield self._counter("compilation_cache_hits", "Programs found in the persistent cache", startup.cache_hits())
+        yield self._counter("program_loads", "Programs loaded from a bundle", startup.loaded())
+        compiled = dict.fromkeys(_COMPILATION_REASONS, 0) | dict(startup.compiled())
+        yield self._counters("compilations", "Programs compiled", "reason", compiled)
+        phases = GaugeMetricFamily(
+            f"{PREFIX}startup_seconds", "Seconds that a phase of start-up took", labels=(*self._labels, "phase")
+        )
+        for name, group in groupby(sorted(startup.spans(), key=attrgetter("name")), key=attrgetter("name")):
+            phases.add_metric((*self._labels.values(), name), sum(span.seconds for span in group))
+        yield phases
+        use = self._engine.bucket_use
+        yield self._counters("bucket_steps", "Steps by the size of their body in tokens", "bucket", dict(use.steps))
+        text = "Tokens computed for no request, by the size of the body"
+        yield self._counters("bucket_padding_tokens", text, "bucket", dict(use.padding))
 
     def _blocks(self, manager: BlockManager) -> Iterable[Metric]:
         """Over all layer groups. Blocks that only the prefix cache knows are free ones."""
@@ -180,6 +184,13 @@ class _ReadWhenScraped(Collector):
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = GaugeMetricFamily(PREFIX + name, text, labels=tuple(self._labels))
         family.add_metric(tuple(self._labels.values()), value)
+        return family
+
+    def _counters(self, name: str, text: str, label: str, values: Mapping[Any, float]) -> Metric:
+        """By one more label."""
+        family = CounterMetricFamily(PREFIX + name, text, labels=(*self._labels, label))
+        for key, value in values.items():
+            family.add_metric((*self._labels.values(), str(key)), value)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> Metric:

@@ -6,7 +6,7 @@ Text is made on the caller's thread, so that a slow one holds up nobody else.
 import operator
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Event
 from typing import Any
@@ -23,6 +23,7 @@ from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
 from xlaserve.engine.reasoning_rules import with_reasoning
+from xlaserve.engine.startup import NOT_MEASURED, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, PoolingParams, PoolingType, SamplingParams
@@ -50,8 +51,7 @@ class ModelInfo:
 class GenerationService:
     """The engine with its thread. All methods may be called from any thread.
 
-    max_waiting: requests that may queue beside those that run. max_waiting_tokens: see EngineLoop. compiled and
-    cache_hits: see EngineMetrics.
+    max_waiting: requests that may queue beside those that run. max_waiting_tokens: see EngineLoop.
     """
 
     def __init__(
@@ -62,12 +62,12 @@ class GenerationService:
         *,
         max_waiting: int = 1024,
         max_waiting_tokens: int | None = None,
-        compiled: Callable[[], Mapping[str, int]] = dict,
-        cache_hits: Callable[[], int] = int,
+        startup: StartupFacts = NOT_MEASURED,
     ):
         self.info = info
         self.tokenizer = tokenizer
-        self.metrics = EngineMetrics(info.name, engine, compiled=compiled, cache_hits=cache_hits)
+        self.startup = startup
+        self.metrics = EngineMetrics(info.name, engine, startup)
         self._scheduler = engine.scheduler
         self._grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_ids)
         self._loop = EngineLoop(

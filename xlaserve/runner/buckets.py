@@ -2,7 +2,8 @@
 
 import math
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 MAX_TOKEN_BUCKETS = 8
 SMALLEST = 4  # XLA's CPU matrix product has no fast path below 4 rows
@@ -32,6 +33,25 @@ class Buckets:
     def outputs_of(self, token_bucket: int) -> int:
         """How many hidden rows the body of `token_bucket` returns: enough for one per row."""
         return self.outputs[min(bisect_left(self.outputs, token_bucket), len(self.outputs) - 1)]
+
+
+@dataclass(frozen=True)
+class BucketUse:
+    """What has been computed so far, by T of the bodies."""
+
+    steps: Counter[int] = field(default_factory=Counter)
+    padding: Counter[int] = field(default_factory=Counter)  # tokens for no request, as bodies take fixed numbers
+
+    @classmethod
+    def of(cls, buckets: Buckets) -> "BucketUse":
+        """Nothing so far."""
+        nothing = dict.fromkeys(buckets.tokens, 0)
+        return cls(Counter(nothing), Counter(nothing))
+
+    def count(self, bucket: int, num_tokens: int) -> None:
+        """A step of `num_tokens` in the body of `bucket`."""
+        self.steps[bucket] += 1
+        self.padding[bucket] += bucket - num_tokens
 
 
 def make_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> Buckets:

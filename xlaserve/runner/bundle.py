@@ -24,6 +24,7 @@ from jax.stages import Compiled
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from xlaserve.errors import XlaserveError
+from xlaserve.runner.compilations import LOG
 from xlaserve.runner.programs import Key, ProgramShapes
 
 FORMAT = 1
@@ -130,6 +131,7 @@ def load_bundle(
     for done, (key, payload) in enumerate(data.items(), start=1):
         try:
             programs[key] = deserialize_and_load(*pickle.loads(payload))
+            LOG.count_load()
         except Exception as error:
             raise BundleMismatch(f"{folder / files[key].file}: cannot be loaded: {error}") from error
         on_progress(f"{key[0]} {key[1]}", done, len(data))

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from xlaserve.runner.buckets import BucketUse
+
 Result = TypeVar("Result", covariant=True)
 
 
@@ -169,7 +171,7 @@ class StepFuture(Protocol[Result]):
 
 
 class Runner(Protocol):
-    num_padding_tokens: int  # computed so far for no request, as bodies take fixed numbers of tokens
+    bucket_use: BucketUse
 
     def execute(self, command: Command) -> StepFuture[Any] | None:
         """Launches a command without waiting for it. Those with a result return its future: Sample a SampleResult,

@@ -22,6 +22,7 @@ class CompilationLog:
         self._lock = threading.Lock()
         self._compiled: Counter[str] = Counter()
         self._hits = 0
+        self._loaded = 0
         self._thread = threading.local()  # `hit`: the compile event to come, on the same thread, is no compilation
         self._reason = "unexpected"
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
@@ -46,6 +47,15 @@ class CompilationLog:
     def cache_hits(self) -> int:
         with self._lock:
             return self._hits
+
+    def loaded(self) -> int:
+        """Programs that came from a bundle."""
+        with self._lock:
+            return self._loaded
+
+    def count_load(self) -> None:
+        with self._lock:
+            self._loaded += 1
 
     def _on_event(self, event: str, **kwargs: str | int):
         if event == _HIT:

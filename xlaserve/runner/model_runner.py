@@ -12,7 +12,7 @@ from jax import Array
 
 from xlaserve.models.registry import head_weight
 from xlaserve.runner.body import pack_body
-from xlaserve.runner.buckets import Buckets
+from xlaserve.runner.buckets import Buckets, BucketUse
 from xlaserve.runner.commands import (
     Body,
     Command,
@@ -51,7 +51,7 @@ class ModelRunner:
         self._shapes = shapes
         self._sharding = sharding
         self.programs = programs
-        self.num_padding_tokens = 0
+        self.bucket_use = BucketUse.of(shapes.buckets)
         if shapes.host_slots:  # kept when the device's memory is lost
             self._host = HostSlots(shapes.specs, shapes.layouts, shapes.host_slots)
         with LOG.expect("start-up"):
@@ -126,7 +126,7 @@ class ModelRunner:
         num_tokens = sum(row.num_tokens for row in command.rows)
         least = self.buckets.least_reading if command.is_read else 0
         bucket = self.buckets.tokens_for(max(num_tokens, command.num_samples, least))
-        self.num_padding_tokens += bucket - num_tokens
+        self.bucket_use.count(bucket, num_tokens)
         packed = pack_body(self._shapes.body(bucket), command)
         state = self._state
         self._hidden, self._kv_caches, tables = self.programs.bodies[bucket](

@@ -12,6 +12,7 @@ def make_report(simulator: Simulator) -> dict[str, Any]:
     measures, runner, scheduler = simulator.measures, simulator.runner, simulator.scheduler
     seconds = simulator.clock.now
     num_finished = measures.finished.total()
+    padding = runner.bucket_use.padding.total()
     return {
         "sizes": asdict(simulator.sizes),
         "costs": asdict(simulator.costs),
@@ -38,7 +39,7 @@ def make_report(simulator: Simulator) -> dict[str, Any]:
         "concurrency": _concurrency(simulator),
         "steps": {
             "count": runner.commands["Body"],
-            "padding_waste": _ratio(runner.num_padding_tokens, runner.num_padding_tokens + runner.num_tokens),
+            "padding_waste": _ratio(padding, padding + runner.num_tokens),
             "commands": dict(runner.commands),
         },
         "tenants": _tenants(simulator),

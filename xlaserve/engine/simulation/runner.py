@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from xlaserve.engine.simulation.costs import CostModel
-from xlaserve.runner.buckets import Buckets
+from xlaserve.runner.buckets import Buckets, BucketUse
 from xlaserve.runner.commands import Body, Command, Sample, SampleResult
 from xlaserve.sampling_params import MAX_LOGPROBS
 
@@ -54,7 +54,7 @@ class SimulatedRunner:
     def __init__(self, costs: CostModel, buckets: Buckets, clock: VirtualClock):
         self.commands: Counter[str] = Counter()
         self.num_tokens = 0
-        self.num_padding_tokens = 0
+        self.bucket_use = BucketUse.of(buckets)
         self._costs = costs
         self._buckets = buckets
         self._clock = clock
@@ -76,7 +76,7 @@ class SimulatedRunner:
         context_tokens = sum([row.start for row in body.rows]) + num_tokens
         padded_tokens = self._buckets.tokens_for(max(num_tokens, body.num_samples))
         self.num_tokens += num_tokens
-        self.num_padding_tokens += padded_tokens - num_tokens
+        self.bucket_use.count(padded_tokens, num_tokens)
         self._free_at = max(self._free_at, self._clock.now) + self._costs.seconds(padded_tokens, context_tokens)
 
 
