@@ -15,6 +15,7 @@ pytestmark = pytest.mark.models
 DATA = Path(__file__).parent / "data" / "golden"
 SMOLLM2 = json.loads((DATA / "smollm2-135m.json").read_text())["cases"]
 GEMMA3 = json.loads((DATA / "gemma3-270m.json").read_text())["cases"]
+GEMMA3_LIMITS = {"scheduler__max_num_batched_tokens": 64, "scheduler__max_num_seqs": 8}
 
 
 def params_of(case: dict) -> SamplingParams:
@@ -88,7 +89,7 @@ def check_http(client, case: dict) -> None:
 
 @pytest.mark.parametrize("chunk", [3, 16, 17])
 def test_smollm2_in_chunks(demo_gguf, cache_dir, chunk):
-    with start(demo_gguf, cache_dir, scheduler__max_num_batched_tokens=chunk, scheduler__max_num_seqs=4) as llm:
+    with start(demo_gguf, cache_dir, scheduler__long_prefill_token_threshold=chunk) as llm:  # programs as above
         check_batch(llm, SMOLLM2)
 
 
@@ -120,12 +121,12 @@ def check_forks(llm: LLM, cases: list[dict]) -> None:
 
 
 def test_gemma3_alone_and_together(gemma_gguf, cache_dir):
-    with start(gemma_gguf, cache_dir, scheduler__max_num_batched_tokens=64, scheduler__max_num_seqs=8) as llm:
+    with start(gemma_gguf, cache_dir, **GEMMA3_LIMITS) as llm:
         check_solo(llm, GEMMA3)
         check_batch(llm, GEMMA3)
 
 
 @pytest.mark.parametrize("chunk", [3, 16, 17])
 def test_gemma3_in_chunks(gemma_gguf, cache_dir, chunk):
-    with start(gemma_gguf, cache_dir, scheduler__max_num_batched_tokens=chunk, scheduler__max_num_seqs=4) as llm:
+    with start(gemma_gguf, cache_dir, scheduler__long_prefill_token_threshold=chunk, **GEMMA3_LIMITS) as llm:
         check_batch(llm, GEMMA3)

@@ -29,6 +29,7 @@ LAYERS = {
     "xlaserve.runner": 5,
     "xlaserve.engine": 6,
     "xlaserve.server": 7,
+    "xlaserve.bench": 7,
     "xlaserve.cli": 8,
 }
 FACADE = (

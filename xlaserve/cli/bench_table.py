@@ -18,7 +18,7 @@ def print_report(report: dict[str, Any]) -> None:
 
 
 def _latencies(latencies: dict[str, dict[str, float] | None]) -> Table:
-    table = _table("ms", *_COLUMNS)
+    table = new_table("ms", *_COLUMNS)
     for name, found in latencies.items():
         table.add_row(name, *(f"{1000 * found[column]:.1f}" if found else "-" for column in _COLUMNS))
     return table
@@ -30,7 +30,7 @@ def _figures(report: dict[str, Any]) -> Table:
     ended = ", ".join(f"{count} by {reason}" for reason, count in requests["finished"].items())
     beside = f"while others wait; max {concurrency['max']}, mean of all the time {_number(concurrency['mean'])}"
     contiguous = f"as in one piece of the greatest length, where {concurrency['contiguous']} would fit"
-    table = _table("figure", "value", "")
+    table = new_table("figure", "value", "")
     table.add_row("requests finished", str(sum(requests["finished"].values())), ended)
     table.add_row("requests refused", str(requests["refused"]), "too long for the context or the pool")
     table.add_row("requests/s", _number(throughput["requests_per_s"]), f"in {report['seconds']:.1f} s")
@@ -47,7 +47,7 @@ def _figures(report: dict[str, Any]) -> Table:
 
 
 def _tenants(tenants: dict[str, dict[str, Any]]) -> Table:
-    table = _table("tenant", "requests", "served tokens", "share while all wait", "first token, ms: p50", "p99")
+    table = new_table("tenant", "requests", "served tokens", "share while all wait", "first token, ms: p50", "p99")
     for name, found in tenants.items():
         share, first_token = _percent(found["share_while_contended"]), found["time_to_first_token_s"]
         shown = [f"{1000 * first_token[column]:.1f}" if first_token else "-" for column in ("p50", "p99")]
@@ -55,7 +55,7 @@ def _tenants(tenants: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _table(first: str, *others: str) -> Table:
+def new_table(first: str, *others: str) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column(first, no_wrap=True)
     for name in others:

@@ -53,7 +53,7 @@ def config_options(function: Callable) -> Callable:
         ),
         click.option("--num-blocks", type=int, metavar="N", help="Of the KV pool, in place of its size in bytes."),
     ]
-    return _decorated(function, options)
+    return decorated(function, options)
 
 
 def bundle_options(function: Callable) -> Callable:
@@ -68,10 +68,10 @@ def bundle_options(function: Callable) -> Callable:
             "--bundle-strict", is_flag=True, help="Refuse to start where the bundle does not fit, and compile nothing."
         ),
     ]
-    return _decorated(function, options)
+    return decorated(function, options)
 
 
-def _decorated(function: Callable, options: Sequence[Callable]) -> Callable:
+def decorated(function: Callable, options: Sequence[Callable]) -> Callable:
     return functools.reduce(lambda decorated, option: option(decorated), reversed(options), function)
 
 

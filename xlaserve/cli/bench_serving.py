@@ -1,0 +1,224 @@
+"""xlaserve bench serving: load on a server that speaks OpenAI's API."""
+
+import json
+from collections.abc import Callable, Sequence
+from math import inf
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from xlaserve.cli.options import decorated, user_errors
+
+if TYPE_CHECKING:
+    from xlaserve.bench.client import Answer, Server
+    from xlaserve.bench.workload import Drawn, Job
+
+_OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
+_INPUT = click.Path(path_type=Path)
+_COUNT = click.IntRange(min=1)
+_DATASETS = ("random", "sharegpt", "prefix_repetition", "custom", "trace")
+_FILES = ("custom", "trace")  # datasets that are nothing but a file
+
+
+def workload_options(function: Callable) -> Callable:
+    """What is sent, for `jobs_of`, and when."""
+    options = [
+        click.option("--dataset-name", type=click.Choice(_DATASETS), default="random", show_default=True),
+        click.option("--dataset-path", type=_INPUT, help="Of sharegpt (or lengths like its are drawn), custom, trace."),
+        click.option("--num-prompts", type=_COUNT, help="How many.  [default: 1000; of a file: all]"),
+        click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn at random."),
+        click.option("--random-input-len", "--input-len", type=_COUNT, default=1024, show_default=True),
+        click.option("--random-output-len", "--output-len", type=_COUNT, default=128, show_default=True),
+        click.option("--random-range-ratio", type=float, default=0.0, show_default=True, help="Lengths +- this part."),
+        click.option("--random-prefix-len", type=click.IntRange(min=0), default=0, show_default=True),
+        click.option("--prefix-repetition-prefix-len", type=_COUNT, default=256, show_default=True),
+        click.option("--prefix-repetition-suffix-len", type=_COUNT, default=256, show_default=True),
+        click.option("--prefix-repetition-num-prefixes", type=_COUNT, default=10, show_default=True),
+        click.option("--prefix-repetition-output-len", type=_COUNT, default=128, show_default=True),
+        click.option("--sharegpt-output-len", type=_COUNT, help="In place of the length of the file's answers."),
+        click.option("--sharegpt-max-len", type=click.IntRange(min=2), default=2048, help="If drawn.  [default: 2048]"),
+        click.option("--custom-output-len", type=_COUNT, default=256, show_default=True, help="Where a line has none."),
+    ]  # fmt: skip
+    return decorated(function, options)
+
+
+def jobs_of(options: dict[str, Any]) -> "list[Job]":
+    """Raises ConfigError and click.UsageError."""
+    from xlaserve.bench.workload import Drawn
+
+    name, path, count = options["dataset_name"], options["dataset_path"], options["num_prompts"] or 1000
+    if name in _FILES and path is None:
+        raise click.UsageError(f"--dataset-name {name} needs --dataset-path.")
+    if path is not None and name not in (*_FILES, "sharegpt"):
+        raise click.UsageError(f"--dataset-path: the dataset {name} is drawn at random and reads no file.")
+    drawn = Drawn(options["seed"])
+    if path is not None:
+        return _read(name, path, drawn, options)[: options["num_prompts"]]
+    match name:
+        case "random":
+            return list(drawn.fixed(
+                count,
+                options["random_input_len"],
+                options["random_output_len"],
+                range_ratio=options["random_range_ratio"],
+                prefix_len=options["random_prefix_len"],
+            ))  # fmt: skip
+        case "prefix_repetition":
+            lengths = ("prefix_len", "suffix_len", "num_prefixes", "output_len")
+            return list(drawn.prefix_repetition(count, *(options[f"prefix_repetition_{each}"] for each in lengths)))
+        case _:
+            return list(drawn.chats(count, options["sharegpt_max_len"]))
+
+
+def _read(name: str, path: Path, drawn: "Drawn", options: dict[str, Any]) -> "list[Job]":
+    from xlaserve.bench.workload import read_custom, read_lengths, read_sharegpt
+
+    match name:
+        case "sharegpt":
+            return read_sharegpt(path, options["sharegpt_output_len"])
+        case "custom":
+            return read_custom(path, options["custom_output_len"])
+        case _:
+            return read_lengths(path, drawn)
+
+
+@click.command(name="serving", short_help="Load on a server that speaks OpenAI's API.")
+@click.option("--base-url", help="Of the server.  [default: http://HOST:PORT]")
+@click.option("--host", default="127.0.0.1", show_default=True)
+@click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
+@click.option("--endpoint", default="/v1/completions", show_default=True, help="Or /v1/chat/completions.")
+@click.option("--model", help="Its name at the server.  [default: the first that the server lists]")
+@click.option("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token.")
+@workload_options
+@click.option("--request-rate", type=float, default=inf, help="Requests/s of an open loop.  [default: all at once]")
+@click.option("--burstiness", type=float, default=1.0, show_default=True, help="1: Poisson; less: in bursts.")
+@click.option("--max-concurrency", type=_COUNT, help="Requests on their way at most: a closed loop, without a rate.")
+@click.option("--num-warmups", type=_COUNT, default=1, show_default=True, help="Requests before, not measured.")
+@click.option("--ignore-eos", is_flag=True, help="All answers have the asked length (vLLM's extension of the API).")
+@click.option("--temperature", type=float, default=0.0, show_default=True)
+@click.option("--top-p", type=float, help="Left to the server where not given.")
+@click.option("--extra-body", metavar="JSON", help="Further fields of each request.")
+@click.option("--metric-percentiles", default="99", show_default=True, help="For instance 50,90,99.")
+@click.option(
+    "--goodput", multiple=True, metavar="METRIC:MS", help="Count requests within all limits: ttft, tpot, e2el."
+)
+@click.option("--json", "--result-filename", "json_file", type=_OUTPUT, help="Write the figures there.")
+@click.option("--plot", "plot_file", type=_OUTPUT, help="Write a picture (PNG) there; needs matplotlib.")
+@user_errors
+def command(json_file: Path | None, plot_file: Path | None, **options: Any) -> None:
+    """Send requests to a running server, of whatever make, and tell how fast the answers come.
+
+    Options have the names of `vllm bench serve`, and so do the figures in the JSON. Needs the extra `bench`.
+
+    Lengths of prompts are in common English words, a token each to most tokenizers; the table tells what the server
+    counted. A custom file has an object with `prompt`, and `output_tokens` if need be, on each line. A trace has
+    lengths and arrivals: see `xlaserve bench scheduler --help`.
+
+    \b
+    Examples:
+      xlaserve bench serving --num-prompts 100 --max-concurrency 16 --input-len 128 --output-len 64 --ignore-eos
+      xlaserve bench serving --dataset-name sharegpt --request-rate 4 --goodput "ttft:500 tpot:50"
+      xlaserve bench serving --dataset-name prefix_repetition --max-concurrency 8
+      xlaserve bench serving --base-url http://10.0.0.7:8000 --dataset-name trace --dataset-path requests.jsonl
+
+    """
+    check_extra(json_file, plot_file)
+    percentiles, goodput = _percentiles(options["metric_percentiles"]), _limits(options["goodput"])
+    body = _body(options)
+    jobs = jobs_of(options)
+    from xlaserve.bench.report import make_report
+    from xlaserve.cli.bench_serving_table import print_report
+
+    server, answers = _run(options, body, jobs)
+    report = make_report(answers, percentiles=percentiles, goodput=goodput)
+    print_report(report, percentiles)
+    if json_file:
+        asked = {name: value for name, value in options.items() if name != "api_key"} | {"model": server.model}
+        json_file.write_text(json.dumps({"options": asked} | report, indent=2, default=str) + "\n", encoding="utf-8")
+    if plot_file:
+        from xlaserve.bench.plot import save_plot
+
+        save_plot(answers, f"{len(answers)} requests of {server.model} at {server.url}", plot_file)
+    if report["failed"]:
+        raise SystemExit(1)
+
+
+def check_extra(json_file: Path | None, plot_file: Path | None) -> None:
+    """Before the run: nothing is lost to a wrong name or a missing package after it."""
+    for option, path in (("--json", json_file), ("--plot", plot_file)):
+        if path and not path.parent.is_dir():
+            raise click.UsageError(f"{option} {path}: there is no folder {path.parent}")
+    try:
+        import aiohttp  # noqa: F401
+
+        if plot_file:
+            import matplotlib  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise click.UsageError(f"this needs {error.name}: pip install 'xlaserve[bench]'") from error
+
+
+def _run(options: dict[str, Any], body: dict[str, Any], jobs: "Sequence[Job]") -> "tuple[Server, list[Answer]]":
+    import asyncio
+
+    from xlaserve.bench.client import Server, model_of, send_all
+    from xlaserve.bench.workload import arriving
+    from xlaserve.cli.console import ConsoleReporter
+
+    url = (options["base_url"] or f"http://{options['host']}:{options['port']}").rstrip("/")
+    if options["dataset_name"] != "trace":
+        jobs = arriving(jobs, options["request_rate"], options["burstiness"], options["seed"])
+    elif options["request_rate"] != inf:
+        raise click.UsageError("--request-rate: a trace has times of arrival of its own.")
+    model = options["model"] or asyncio.run(model_of(url, options["api_key"]))
+    server = Server(url, model, options["endpoint"], options["api_key"], body)
+    done = 0
+    with ConsoleReporter() as reporter:
+
+        def on_done() -> None:
+            nonlocal done
+            done += 1
+            reporter.progress("requests", done, len(jobs))
+
+        sending = send_all(
+            server, jobs, max_concurrency=options["max_concurrency"], warmups=options["num_warmups"], on_done=on_done
+        )
+        return server, asyncio.run(sending)
+
+
+def _body(options: dict[str, Any]) -> dict[str, Any]:
+    body: dict[str, Any] = {"temperature": options["temperature"]}
+    if options["top_p"] is not None:
+        body["top_p"] = options["top_p"]
+    if options["ignore_eos"]:
+        body["ignore_eos"] = True
+    try:
+        extra = json.loads(options["extra_body"] or "{}")
+    except json.JSONDecodeError as error:
+        raise click.UsageError(f"--extra-body: is no JSON: {error}") from None
+    if not isinstance(extra, dict):
+        raise click.UsageError("--extra-body: must be a JSON object")
+    return body | extra
+
+
+def _percentiles(text: str) -> list[float]:
+    try:
+        found = [float(each) for each in text.split(",")]
+    except ValueError:
+        raise click.UsageError(f"--metric-percentiles {text}: write it as numbers, for instance 50,90,99") from None
+    if not all(0 <= each <= 100 for each in found):
+        raise click.UsageError(f"--metric-percentiles {text}: must be between 0 and 100")
+    return found
+
+
+def _limits(given: Sequence[str]) -> dict[str, float] | None:
+    limits = {}
+    for text in " ".join(given).split():
+        metric, _, limit = text.partition(":")
+        try:
+            if metric not in ("ttft", "tpot", "e2el"):
+                raise ValueError
+            limits[metric] = float(limit)
+        except ValueError:
+            raise click.UsageError(f"--goodput {text}: write it as ttft:500, tpot:50 or e2el:9000, in ms") from None
+    return limits or None
