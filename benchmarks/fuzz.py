@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.fuzz_requests import FuzzRequest, Generator
-from benchmarks.server import serving_process
+from xlaserve.bench.server_process import serving_process
 
 CONFIG = {
     "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512, "hidden_size": 32,

@@ -14,7 +14,7 @@ import statistics
 import urllib.request
 
 from benchmarks.load import Load, run
-from benchmarks.server import serving
+from xlaserve.bench.server_process import serving
 
 # A word is a token.
 SHARED = Load(num_requests=64, concurrency=8, prompt_words=32, max_tokens=8, shared_words=1024)

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmarks.load import Load, run
-from benchmarks.server import get, serving
+from xlaserve.bench.server_process import get, serving
 
 LOADS = {
     "c=1": Load(num_requests=10, concurrency=1),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from xlaserve.bench.client import Answer
-from xlaserve.bench.report import concurrency, make_report, percentile
+from xlaserve.bench.figures import percentile
+from xlaserve.bench.report import concurrency, make_report
 from xlaserve.bench.workload import Job
 
 JOB = Job("a", 3)

@@ -11,7 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from click.testing import CliRunner, Result
 
-from xlaserve.bench.client import CHAT, Server, ServerFailed, model_of, send_all
+from xlaserve.bench.client import CHAT, Server, model_of, send_all
+from xlaserve.bench.server_process import ServerFailed
 from xlaserve.bench.workload import Job
 from xlaserve.cli.main import main
 

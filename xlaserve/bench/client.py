@@ -12,16 +12,12 @@ from typing import Any
 
 import aiohttp
 
+from xlaserve.bench.server_process import ServerFailed
 from xlaserve.bench.workload import Job
-from xlaserve.errors import XlaserveError
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 _SILENCE_SECONDS = 600.0  # a server that sends nothing for so long has failed
-
-
-class ServerFailed(XlaserveError):
-    """The server cannot be measured; the message says what it answered."""
 
 
 @dataclass(frozen=True)

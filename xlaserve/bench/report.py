@@ -9,6 +9,7 @@ from statistics import fmean, median, pstdev
 from typing import Any
 
 from xlaserve.bench.client import Answer
+from xlaserve.bench.figures import percentile
 
 METRICS = ("ttft", "tpot", "itl", "e2el")
 _NAMED_ERRORS = 3
@@ -62,14 +63,6 @@ def concurrency(answers: Iterable[Answer]) -> list[tuple[float, int]]:
         running += change
         curve.append((moment, running))
     return curve
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Between the two nearest values in proportion, as numpy has it; `values` sorted, not empty."""
-    place = (len(values) - 1) * percent / 100
-    low = int(place)
-    high = min(low + 1, len(values) - 1)
-    return values[low] + (values[high] - values[low]) * (place - low)
 
 
 def _of_one(answer: Answer) -> dict[str, float]:

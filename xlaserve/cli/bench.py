@@ -2,21 +2,26 @@
 
 import click
 
+from xlaserve.cli.bench_compare import command as compare
+from xlaserve.cli.bench_offline import latency, throughput
 from xlaserve.cli.bench_scheduler import command as scheduler
 from xlaserve.cli.bench_serving import command as serving
+from xlaserve.cli.bench_startup import command as startup
 
 
-@click.group(name="bench", short_help="Measure: a server under load, the scheduler on a simulated device.")
+@click.group(name="bench", short_help="Measure: servers, start-up, the engine, the scheduler on a simulated device.")
 def command() -> None:
     """Measure.
 
     \b
     Examples:
       xlaserve bench serving --num-prompts 100 --max-concurrency 16
+      xlaserve bench throughput --num-prompts 100 --input-len 128 --output-len 64
+      xlaserve bench startup configs/demo.yaml
       xlaserve bench scheduler
       xlaserve bench serving --help
     """
 
 
-command.add_command(scheduler)
-command.add_command(serving)
+for each in (serving, throughput, latency, compare, startup, scheduler):
+    command.add_command(each)

@@ -1,5 +1,6 @@
 """xlaserve bench serving: load on a server that speaks OpenAI's API."""
 
+import itertools
 import json
 from collections.abc import Callable, Sequence
 from math import inf
@@ -8,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from xlaserve.cli.bench_outputs import OUTPUT, check_outputs, needs
 from xlaserve.cli.options import decorated, user_errors
 
 if TYPE_CHECKING:
     from xlaserve.bench.client import Answer, Server
     from xlaserve.bench.workload import Drawn, Job
 
-_OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 _INPUT = click.Path(path_type=Path)
 _COUNT = click.IntRange(min=1)
 _DATASETS = ("random", "sharegpt", "prefix_repetition", "custom", "trace")
@@ -83,28 +84,36 @@ def _read(name: str, path: Path, drawn: "Drawn", options: dict[str, Any]) -> "li
             return read_lengths(path, drawn)
 
 
+def load_options(function: Callable) -> Callable:
+    """How it is sent, for `send`."""
+    options = [
+        click.option("--endpoint", default="/v1/completions", show_default=True, help="Or /v1/chat/completions."),
+        click.option("--model", help="Its name at the server.  [default: the first that the server lists]"),
+        click.option("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token."),
+        click.option("--request-rate", type=float, default=inf, help="Requests/s, open loop.  [default: all at once]"),
+        click.option("--burstiness", type=float, default=1.0, show_default=True, help="1: Poisson; less: in bursts."),
+        click.option("--max-concurrency", type=_COUNT, help="Requests on their way at most; no rate: a closed loop."),
+        click.option("--num-warmups", type=_COUNT, default=1, show_default=True, help="Requests before, not measured."),
+        click.option("--ignore-eos", is_flag=True, help="All answers have the asked length (a field of vLLM's)."),
+        click.option("--temperature", type=float, default=0.0, show_default=True),
+        click.option("--top-p", type=float, help="Left to the server where not given."),
+        click.option("--extra-body", metavar="JSON", help="Further fields of each request."),
+    ]
+    return decorated(function, options)
+
+
 @click.command(name="serving", short_help="Load on a server that speaks OpenAI's API.")
 @click.option("--base-url", help="Of the server.  [default: http://HOST:PORT]")
 @click.option("--host", default="127.0.0.1", show_default=True)
 @click.option("--port", type=click.IntRange(1, 65535), default=8000, show_default=True)
-@click.option("--endpoint", default="/v1/completions", show_default=True, help="Or /v1/chat/completions.")
-@click.option("--model", help="Its name at the server.  [default: the first that the server lists]")
-@click.option("--api-key", envvar="OPENAI_API_KEY", show_envvar=True, help="Sent as a bearer token.")
+@load_options
 @workload_options
-@click.option("--request-rate", type=float, default=inf, help="Requests/s of an open loop.  [default: all at once]")
-@click.option("--burstiness", type=float, default=1.0, show_default=True, help="1: Poisson; less: in bursts.")
-@click.option("--max-concurrency", type=_COUNT, help="Requests on their way at most: a closed loop, without a rate.")
-@click.option("--num-warmups", type=_COUNT, default=1, show_default=True, help="Requests before, not measured.")
-@click.option("--ignore-eos", is_flag=True, help="All answers have the asked length (vLLM's extension of the API).")
-@click.option("--temperature", type=float, default=0.0, show_default=True)
-@click.option("--top-p", type=float, help="Left to the server where not given.")
-@click.option("--extra-body", metavar="JSON", help="Further fields of each request.")
 @click.option("--metric-percentiles", default="99", show_default=True, help="For instance 50,90,99.")
 @click.option(
     "--goodput", multiple=True, metavar="METRIC:MS", help="Count requests within all limits: ttft, tpot, e2el."
 )
-@click.option("--json", "--result-filename", "json_file", type=_OUTPUT, help="Write the figures there.")
-@click.option("--plot", "plot_file", type=_OUTPUT, help="Write a picture (PNG) there; needs matplotlib.")
+@click.option("--json", "--result-filename", "json_file", type=OUTPUT, help="Write the figures there.")
+@click.option("--plot", "plot_file", type=OUTPUT, help="Write a picture (PNG) there; needs matplotlib.")
 @user_errors
 def command(json_file: Path | None, plot_file: Path | None, **options: Any) -> None:
     """Send requests to a running server, of whatever make, and tell how fast the answers come.
@@ -123,14 +132,15 @@ def command(json_file: Path | None, plot_file: Path | None, **options: Any) -> N
       xlaserve bench serving --base-url http://10.0.0.7:8000 --dataset-name trace --dataset-path requests.jsonl
 
     """
-    check_extra(json_file, plot_file)
+    check_outputs(json_file, plot_file)
+    needs("aiohttp")
     percentiles, goodput = _percentiles(options["metric_percentiles"]), _limits(options["goodput"])
-    body = _body(options)
     jobs = jobs_of(options)
+    url = options["base_url"] or f"http://{options['host']}:{options['port']}"
+    server, answers = send(url, options, jobs)
     from xlaserve.bench.report import make_report
     from xlaserve.cli.bench_serving_table import print_report
 
-    server, answers = _run(options, body, jobs)
     report = make_report(answers, percentiles=percentiles, goodput=goodput)
     print_report(report, percentiles)
     if json_file:
@@ -144,44 +154,30 @@ def command(json_file: Path | None, plot_file: Path | None, **options: Any) -> N
         raise SystemExit(1)
 
 
-def check_extra(json_file: Path | None, plot_file: Path | None) -> None:
-    """Before the run: nothing is lost to a wrong name or a missing package after it."""
-    for option, path in (("--json", json_file), ("--plot", plot_file)):
-        if path and not path.parent.is_dir():
-            raise click.UsageError(f"{option} {path}: there is no folder {path.parent}")
-    try:
-        import aiohttp  # noqa: F401
-
-        if plot_file:
-            import matplotlib  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise click.UsageError(f"this needs {error.name}: pip install 'xlaserve[bench]'") from error
-
-
-def _run(options: dict[str, Any], body: dict[str, Any], jobs: "Sequence[Job]") -> "tuple[Server, list[Answer]]":
+def send(url: str, options: dict[str, Any], jobs: "Sequence[Job]") -> "tuple[Server, list[Answer]]":
+    """The jobs, as `load_options` say. Raises ServerFailed, ConfigError and click.UsageError."""
     import asyncio
 
     from xlaserve.bench.client import Server, model_of, send_all
     from xlaserve.bench.workload import arriving
     from xlaserve.cli.console import ConsoleReporter
 
-    url = (options["base_url"] or f"http://{options['host']}:{options['port']}").rstrip("/")
+    body = _body(options)
     if options["dataset_name"] != "trace":
         jobs = arriving(jobs, options["request_rate"], options["burstiness"], options["seed"])
     elif options["request_rate"] != inf:
         raise click.UsageError("--request-rate: a trace has times of arrival of its own.")
+    url = url.rstrip("/")
     model = options["model"] or asyncio.run(model_of(url, options["api_key"]))
     server = Server(url, model, options["endpoint"], options["api_key"], body)
-    done = 0
+    done = itertools.count(1)
     with ConsoleReporter() as reporter:
-
-        def on_done() -> None:
-            nonlocal done
-            done += 1
-            reporter.progress("requests", done, len(jobs))
-
         sending = send_all(
-            server, jobs, max_concurrency=options["max_concurrency"], warmups=options["num_warmups"], on_done=on_done
+            server,
+            jobs,
+            max_concurrency=options["max_concurrency"],
+            warmups=options["num_warmups"],
+            on_done=lambda: reporter.progress("requests", next(done), len(jobs)),
         )
         return server, asyncio.run(sending)
 

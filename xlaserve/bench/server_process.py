@@ -6,22 +6,31 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+
+from xlaserve.errors import XlaserveError
 
 READY_SECONDS = 900.0
 _SERVE = "from xlaserve.cli.main import main; main(prog_name='xlaserve')"
 
 
+class ServerFailed(XlaserveError):
+    """The server cannot be measured; the message says why."""
+
+
 @contextmanager
-def serving(arguments: list[str]) -> Iterator[str]:
-    """`xlaserve serve ARGUMENTS` on a free port, ready; yields its URL. Its start-up shows on stderr."""
+def serving(arguments: Sequence[str]) -> Iterator[str]:
+    """`xlaserve serve ARGUMENTS` on a free port, ready; yields its URL. Its start-up shows on stderr.
+
+    Raises ServerFailed where it does not get ready.
+    """
     with serving_process(arguments) as (url, _):
         yield url
 
 
 @contextmanager
-def serving_process(arguments: list[str]) -> Iterator[tuple[str, int]]:
+def serving_process(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
     """The same, with the id of its process."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
@@ -37,20 +46,21 @@ def serving_process(arguments: list[str]) -> Iterator[tuple[str, int]]:
             process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
+            process.wait(60)
 
 
 def _wait_until_ready(process: subprocess.Popen, url: str) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise SystemExit(f"the server ended with exit code {process.returncode}")
+            raise ServerFailed(f"the server ended with exit code {process.returncode}")
         try:
             get(f"{url}/ready")
         except urllib.error.URLError:  # not bound yet, or 503
             time.sleep(0.2)
         else:
             return
-    raise SystemExit(f"the server was not ready after {READY_SECONDS:.0f} s")
+    raise ServerFailed(f"the server was not ready after {READY_SECONDS:.0f} s")
 
 
 def get(url: str) -> bytes:
