@@ -49,3 +49,10 @@ def test_failures_end_it(make_live):
 def test_a_server_that_does_not_start_is_told():
     with pytest.raises(ServerFailed, match="exit code 2"), serving(["--no-such-option"]):
         pass
+
+
+def test_what_is_neither_a_server_nor_a_command_is_refused():
+    for side in ("", "configs/demo.yaml", "run --port 1"):
+        done = run(side, "serve")
+        assert done.exit_code == 2
+        assert "must be a URL" in done.stderr

@@ -27,16 +27,16 @@ from xlaserve.cli.options import user_errors
 def command(a: str, b: str, rounds: int, json_file: Path | None, **options: Any) -> None:
     """Put the same load on A and B in turns, A B A B, and tell the ratios with their spread.
 
-    Each is the URL of a running server of whatever make, or what comes after `xlaserve serve`: then that server is
-    started for each of its turns and stopped after it, so that the other has the machine to itself.
+    Each is the URL of a running server of whatever make, or a `serve` command in quotes: then that server is started
+    for each of its turns and stopped after it, so that the other has the machine to itself.
 
     The options of the load are those of `xlaserve bench serving`.
 
     \b
     Examples:
       xlaserve bench compare http://127.0.0.1:8000 http://127.0.0.1:9000 --max-concurrency 8 --num-prompts 50
-      xlaserve bench compare "" "--set scheduler.async_scheduling=false" --max-concurrency 8 --num-prompts 50
-      xlaserve bench compare "configs/demo.yaml" "configs/demo.yaml --set model.dtype=float32" --ignore-eos
+      xlaserve bench compare "serve" "serve --set scheduler.async_scheduling=false" --max-concurrency 8 --num-prompts 50
+      xlaserve bench compare "serve --model demo" "serve --model demo --set model.dtype=float32" --ignore-eos
 
     """
     check_outputs(json_file)
@@ -69,11 +69,14 @@ def _running(side: str) -> Iterator[str]:
     """The URL of a server; one that is started here is stopped in the end. Raises ServerFailed."""
     from xlaserve.bench.server_process import serving
 
-    if side.startswith(("http://", "https://")):
-        yield side
-        return
-    with serving(shlex.split(side)) as url:
-        yield url
+    match shlex.split(side):
+        case [url] if url.startswith(("http://", "https://")):
+            yield url
+        case ["serve", *arguments]:
+            with serving(arguments) as url:
+                yield url
+        case _:
+            raise click.UsageError(f"{side!r}: must be a URL, or `serve` with its options in quotes")
 
 
 def _print(found: dict[str, dict[str, float]], rounds: int) -> None:
