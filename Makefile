@@ -1,7 +1,7 @@
 # Everything here makes its own virtual environment first: nothing else needs to be typed before.
 # `make help` lists the targets. PYTHON=/path/to/python chooses the interpreter, VENV=folder where its environment goes.
 
-.PHONY: help demo serve chat test kernels test-models lint bench aot aot-full clean
+.PHONY: help demo serve chat test kernels sanitize test-models lint bench aot aot-full clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -43,6 +43,9 @@ test: $(VENV)/.installed-test  ## Run the tests that need no real model
 
 kernels: $(VENV)/.installed-test  ## Interpret the Pallas kernels for TPUs and GPUs, case by case, against the reference
 	$(python) -m pytest -n 2 -m kernels
+
+sanitize:  ## Check the native kernels with ASan and UBSan, for each set of instructions (needs g++ or clang++)
+	tests/kernels/native/run
 
 test-models: $(VENV)/.installed-test $(VENV)/.installed-eval  ## Run the tests on real models (downloads 350 MB the first time)
 	$(python) -m pytest -m models

@@ -99,6 +99,7 @@ class SchedulerSection(_Section):
 
 class KernelsSection(_Section):
     attention_backend: str = "auto"
+    cpu_instructions: str = "auto"  # of cpu_native: avx512, avx2, plain; auto: the best that the processor has
 
 
 class CompileSection(_Section):

@@ -9,6 +9,7 @@ from there. With `--compare` both backends take turns in one run.
 """
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlaserve_kernels import fused_norm, gated_activation, grouped_matmul, quantized_matmul
+from xlaserve_kernels import fused_norm, gated_activation, grouped_matmul, native, quantized_matmul
 from xlaserve_kernels.arg_specs import ATTENTION, BATCHES, BLOCK_SIZE, AttentionShape
-from xlaserve_kernels.backend import available, resolve
+from xlaserve_kernels.backend import BACKENDS, available, resolve
 from xlaserve_kernels.fused_norm.arg_specs import NORMS
 from xlaserve_kernels.gated_activation.arg_specs import GATES
 from xlaserve_kernels.grouped_matmul.arg_specs import GROUPED_MATMULS
@@ -174,7 +175,10 @@ def main() -> None:
 
     platform = jax.devices()[0].platform
     cases, implemented = OPS[options.op]
-    backends = [resolve(name, platform) for name in (options.backend, options.compare) if name]
+    if platform == "cpu":
+        with contextlib.suppress(native.NativeUnavailable):
+            native.load(native.default_folder())
+    backends = [resolve(name, platform, implemented or BACKENDS) for name in (options.backend, options.compare) if name]
     for name in backends:
         if implemented and name not in implemented:
             choices = [name for name in available(platform) if name in implemented]

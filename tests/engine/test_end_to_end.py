@@ -171,9 +171,12 @@ def test_a_context_longer_than_the_models_is_refused_at_start(cache_dir):
 
 @pytest.mark.parametrize(
     ("name", "backend"),
-    [("llama", "pallas_gpu_interpret"), ("gemma3", "pallas_gpu_interpret"), ("gemma3", "pallas_tpu_interpret")],
+    [
+        *(("llama", "pallas_gpu_interpret"), ("gemma3", "pallas_gpu_interpret"), ("gemma3", "pallas_tpu_interpret")),
+        *(("llama", "xla"), ("gemma3", "xla")),
+    ],
 )
-def test_the_interpreted_kernels_give_the_same_text(name, backend, cache_dir):
+def test_other_backends_than_the_default_give_the_same_text(name, backend, cache_dir):
     lengths, num_tokens = (1, 17), 6  # every copy of a block is simulated, and every program is compiled anew
     expected = tiny_models.greedy(name, lengths, num_tokens)
     limits = {"scheduler__max_num_seqs": 2, "scheduler__max_num_batched_tokens": 4}

@@ -1,11 +1,17 @@
 """Interpreting Pallas kernels takes seconds a case: those tests are `make kernels`, apart from `make test`."""
 
+import contextlib
 from pathlib import Path
 
 import jax
 import pytest
 from jax._src.pallas.mosaic.interpret import interpret_pallas_call
+from xlaserve_kernels import native
 
+with contextlib.suppress(native.NativeUnavailable):  # test_native.py tells of it
+    native.load(native.default_folder())
+
+needs_native = pytest.mark.skipif(native.loaded() is None, reason="there is no C++ compiler")
 _WHOLLY_INTERPRETED = ("test_kv_write.py", "test_traffic.py", "test_traffic_around.py")
 
 

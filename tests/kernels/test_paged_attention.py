@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from xlaserve_kernels.backend import available, resolve
 from xlaserve_kernels.paged_attention import make_layout
 
+from tests.kernels.conftest import needs_native
 from tests.kernels.ragged import Case, assert_close, run
 
 
@@ -159,6 +160,13 @@ def test_random_cases(case):
     assert_close(case, "xla")
 
 
+@needs_native
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(case=cases())
+def test_random_cases_in_native_code(case):
+    assert_close(case, "cpu_native")
+
+
 @settings(max_examples=15, deadline=None, derandomize=True)  # seconds each to compile
 @given(case=cases())
 def test_random_cases_interpreted_for_gpus(case):
@@ -171,8 +179,9 @@ def test_random_cases_interpreted_for_tpus(case):
     assert_close(case, "pallas_tpu_interpret")
 
 
-def test_tokens_of_no_row_come_back_as_zeros():
-    out, _ = run(Case(((1, 5), (3, 3)), padding=12), "xla")
+@pytest.mark.parametrize("backend", [name for name in available("cpu") if "interpret" not in name])
+def test_tokens_of_no_row_come_back_as_zeros(backend):
+    out, _ = run(Case(((1, 5), (3, 3)), padding=12), backend)
     np.testing.assert_array_equal(out[4:], 0)
 
 
@@ -196,14 +205,13 @@ def test_a_write_copies_no_pool(dtype):
 
 
 def test_backends_are_chosen_by_name():
-    assert resolve("auto", "cpu") == "xla"
     assert resolve("xla", "tpu") == "xla"
     assert resolve("auto", "gpu") == "pallas_gpu"
     assert resolve("auto", "tpu") == "pallas_tpu"
     assert resolve("pallas_gpu", "gpu") == "pallas_gpu"
     with pytest.raises(
         ValueError,
-        match=r"'pallas_gpu' is not available on cpu: choose auto, xla, pallas_tpu_interpret, pallas_gpu_interpret",
+        match=r"'pallas_gpu' is not available on cpu: choose auto, xla, .*pallas_tpu_interpret, pallas_gpu_interpret",
     ):
         resolve("pallas_gpu", "cpu")
     with pytest.raises(ValueError, match=r"'cuda_magic'.*choose auto, xla"):

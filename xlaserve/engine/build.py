@@ -13,6 +13,7 @@ from xlaserve.engine.bundled import adopted, load_or_compile
 from xlaserve.engine.deployment import Deployment, decide
 from xlaserve.engine.embeddings import pooling_of
 from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.engine.native_kernels import load_native
 from xlaserve.engine.reasoning import thinks
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.service import GenerationService, ModelInfo
@@ -39,6 +40,7 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     """
     use_persistent_cache(config.compile.cache_dir or cache_dir / "programs")
     reporter = clock = StartupClock(reporter)
+    load_native(config.kernels, cache_dir / "native", reporter)
     decided = decide(adopted(config, reporter), cache_dir, reporter)
     reporter.phase("compile the programs" if config.compile.bundle is None else "load the programs")
     shapes, mesh = decided.sizing.shapes, decided.mesh
@@ -65,6 +67,7 @@ def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Rep
     Of the weights only the headers are read. Raises as `build_service`, and ConfigError where it cannot be written.
     """
     use_no_persistent_cache()
+    load_native(config.kernels, cache_dir / "native", reporter)
     decided = decide(config, cache_dir, reporter)
     shapes, sharding = decided.sizing.shapes, replicated(decided.mesh)
     reporter.phase("compile the programs")

@@ -22,6 +22,7 @@ import numpy as np
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from jax.stages import Compiled
 from pydantic import BaseModel, ConfigDict, ValidationError
+from xlaserve_kernels import native
 
 from xlaserve.errors import XlaserveError
 from xlaserve.runner.compilations import LOG
@@ -55,7 +56,7 @@ class Manifest(_Strict):
     platform: str
     device_kind: str
     num_devices: int
-    versions: dict[str, str]  # of jax, jaxlib and the platform's compiler
+    versions: dict[str, str]  # of jax, jaxlib, the platform's compiler, and the native kernels if they are used
     shapes: dict[str, Any]  # of ProgramShapes, as JSON
     programs: tuple[ProgramFile, ...] = ()
 
@@ -63,12 +64,17 @@ class Manifest(_Strict):
 def manifest_of(shapes: ProgramShapes, sharding: jax.sharding.Sharding) -> Manifest:
     """Of programs compiled for `shapes` and these devices by this process; without the programs."""
     devices = sorted(sharding.device_set, key=lambda device: device.id)
-    first = devices[0]
+    first, library = devices[0], native.loaded()
     return Manifest(
         platform=first.platform,
         device_kind=first.device_kind,
         num_devices=len(devices),
-        versions={"jax": version("jax"), "jaxlib": version("jaxlib"), "compiler": first.client.platform_version},
+        versions={
+            "jax": version("jax"),
+            "jaxlib": version("jaxlib"),
+            "compiler": first.client.platform_version,
+            "native_kernels": library.version if shapes.backend == "cpu_native" and library else "none",
+        },
         shapes=_as_json(shapes),
     )
 

@@ -16,6 +16,7 @@ def _scatter(pool, keys, values, slot_mapping, query_start_loc, *, layout):
 
 _IMPLEMENTATIONS = {
     "xla": _scatter,
+    "cpu_native": _scatter,  # XLA is not slow at it
     "pallas_tpu": kv_write_pallas_tpu,
     "pallas_tpu_interpret": functools.partial(kv_write_pallas_tpu, interpret=True),
     "pallas_gpu": _scatter,  # XLA makes one kernel of it, the rotary embedding in front included

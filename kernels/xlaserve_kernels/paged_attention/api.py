@@ -11,6 +11,7 @@ from jax.core import Tracer
 from xlaserve_kernels.backend import check_backend
 from xlaserve_kernels.checks import expect_shape
 from xlaserve_kernels.paged_attention.checks import check_pool, check_tables, expect_dtype
+from xlaserve_kernels.paged_attention.cpu_native import paged_attention_cpu_native
 from xlaserve_kernels.paged_attention.layout import BlockMajorLayout, KVPool
 from xlaserve_kernels.paged_attention.merged_rows import MergedRowsLayout
 from xlaserve_kernels.paged_attention.pallas_gpu import paged_attention_pallas_gpu
@@ -22,6 +23,7 @@ KVLayout = BlockMajorLayout | MergedRowsLayout
 
 _IMPLEMENTATIONS = {
     "xla": paged_attention_xla,
+    "cpu_native": paged_attention_cpu_native,
     "pallas_tpu": paged_attention_pallas_tpu,
     "pallas_tpu_interpret": functools.partial(paged_attention_pallas_tpu, interpret=True),
     "pallas_gpu": paged_attention_pallas_gpu,
@@ -52,7 +54,7 @@ def make_layout(backend: str, *, num_kv_heads: int, head_dim: int, block_size: i
         return MergedRowsLayout(num_kv_heads, head_dim, block_size, dtype)
     if backend.startswith("pallas_gpu") and block_size & (block_size - 1):
         raise ValueError(f"block_size {block_size}: with {backend} it must be a power of two, as 16 is")
-    return BlockMajorLayout(num_kv_heads, head_dim, block_size, dtype, as_bits=backend == "xla")
+    return BlockMajorLayout(num_kv_heads, head_dim, block_size, dtype, as_bits=backend in ("xla", "cpu_native"))
 
 
 def paged_attention(

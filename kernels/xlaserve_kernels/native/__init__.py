@@ -1,0 +1,5 @@
+"""Kernels in C++ for the CPU, built with the system's compiler and called by XLA (`jax.ffi`)."""
+
+from xlaserve_kernels.native.library import Library, NativeUnavailable, call, default_folder, levels, load, loaded
+
+__all__ = ["Library", "NativeUnavailable", "call", "default_folder", "levels", "load", "loaded"]
