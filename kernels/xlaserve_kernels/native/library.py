@@ -1,9 +1,8 @@
 """The shared library of the native kernels: compiled at first use, loaded, and made known to XLA by name.
 
 It is compiled where it runs, not when the package is installed: against the headers of the very jaxlib that calls it,
-with just the instructions that this processor has, and without making the package one for each platform. What is
-compiled is kept in a folder of the user's, under a name that changes with the sources, the options, jaxlib and the level
-of instructions.
+with just the instructions that this processor has, and without making the package one for each platform. It is kept in
+a folder of the user's, under a name that changes with the sources, the options, jaxlib and the level of instructions.
 
 XLA knows the kernels by names that hold that version. So a program compiled with others is never mistaken for one of
 these: neither in jax's compilation cache, nor in a bundle.
