@@ -77,3 +77,42 @@ def test_a_share_of_memory_is_one(value):
 def test_host_memory_without_a_prefix_cache_is_refused():
     with pytest.raises(ConfigError, match=r"cache.host_memory \(1024\) and cache.prefix_caching \(False\) contradict"):
         load_config(None, ["cache.host_memory=1KiB", "cache.prefix_caching=false"])
+
+
+TWO = ["models.a.model.source=x", "models.b.model.source=y", "cache.memory=1MiB"]
+
+
+def test_each_of_several_models_has_its_own_and_the_common():
+    overrides = [*TWO, "scheduler.max_num_seqs=4", "models.b.cache.num_blocks=9", "models.b.scheduler.max_num_seqs=8"]
+    a, b = load_config(None, [*overrides, "model.dtype=float32", "models.b.model.dtype=float16"]).deployments()
+    assert (a.model.source, a.model.served_name, b.model.source, b.model.served_name) == ("x", "a", "y", "b")
+    assert (a.model.dtype, b.model.dtype) == ("float32", "float16")
+    assert (a.scheduler.max_num_seqs, b.scheduler.max_num_seqs) == (4, 8)
+    assert (a.cache.memory, a.cache.num_blocks, b.cache.memory, b.cache.num_blocks) == (2**20, None, None, 9)
+    assert a.models == b.models == {}
+
+
+def test_one_model_alone_is_its_own_deployment():
+    config = load_config(None, ["model.source=x"])
+    assert config.deployments() == [config]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["model.source=demo"], "the settings: model.source and models contradict"),
+        (["model.served_name=demo"], "model.served_name and models contradict"),
+        (["models.c.model.dtype=float32"], "models.c.model.source"),
+        (["models.c={}"], "models.c.model"),
+        (["cache.memory=null"], "models.a.cache"),
+        (["models.a.model.served_name=q"], "models.a.model.served_name: leave it out"),
+        (["models.a.cach.memory=1MiB"], "Did you mean 'models.a.cache'?"),
+        (["models.a.server.port=1"], "unknown key 'models.a.server'"),
+        (["cache.memory=null", "cache.memory_utilization=0.6"], "a 0.6, b 0.6"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_several_models_cannot_be_is_refused(overrides, told):
+    with pytest.raises(ConfigError) as caught:
+        load_config(None, [*TWO, *overrides])
+    assert told in str(caught.value)

@@ -159,8 +159,27 @@ class ServerSection(_Section):
         return {} if value is None else value
 
 
+class ServedModelSection(_Section):
+    """One of several models. What it leaves out is as in the sections outside that have the same name."""
+
+    model: ModelSection
+    cache: CacheSection = CacheSection()
+    scheduler: SchedulerSection = SchedulerSection()
+    kernels: KernelsSection = KernelsSection()
+    compile: CompileSection = CompileSection()
+
+    @field_validator("cache", "scheduler", "kernels", "compile", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: Any) -> Any:
+        return {} if value is None else value
+
+
+ServedName = Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class Config(_Section):
     model: ModelSection = ModelSection()
+    models: dict[ServedName, ServedModelSection] = {}  # several in place of one, by the names they are served under
     cache: CacheSection = CacheSection()
     scheduler: SchedulerSection = SchedulerSection()
     kernels: KernelsSection = KernelsSection()
@@ -168,10 +187,45 @@ class Config(_Section):
     server: ServerSection = ServerSection()
     seed: int = 0  # of random weights
 
-    @field_validator("model", "cache", "scheduler", "kernels", "compile", "server", mode="before")
+    @field_validator("model", "models", "cache", "scheduler", "kernels", "compile", "server", mode="before")
     @classmethod
     def _null_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value  # what YAML makes of a section that holds only comments
+
+    @model_validator(mode="after")
+    def _each_model_says_its_own(self) -> "Config":
+        for key in ("source", "served_name"):
+            if self.models and key in self.model.model_fields_set:
+                raise ValueError(f"model.{key} and models contradict each other: each of models has its own")
+        for name, section in self.models.items():
+            if "source" not in section.model.model_fields_set:
+                raise ValueError(f"models.{name}.model.source: say which model this is")
+            if section.model.served_name is not None:
+                raise ValueError(f"models.{name}.model.served_name: leave it out, it is served as {name!r}")
+            if not any(getattr(self._deployment(name).cache, key) for key in POOL_SIZE_KEYS):
+                raise ValueError(
+                    f"models.{name}.cache: say how large its KV pool is, by one of {', '.join(POOL_SIZE_KEYS)}: the "
+                    "models share the memory"
+                )
+        shares = {name: self._deployment(name).cache.memory_utilization or 0.0 for name in self.models}
+        if sum(shares.values()) > 1:
+            told = ", ".join(f"{name} {share:g}" for name, share in shares.items() if share)
+            raise ValueError(f"models: their cache.memory_utilization is more than 1 together: {told}")
+        return self
+
+    def deployments(self) -> list["Config"]:
+        """A config of its own for each of `models`; for one model alone itself."""
+        return [self._deployment(name) for name in self.models] or [self]
+
+    def _deployment(self, name: str) -> "Config":
+        sections = {}
+        for key, own in self.models[name]:
+            values = {field: getattr(own, field) for field in own.model_fields_set}
+            if values.keys() & set(POOL_SIZE_KEYS):  # of which one replaces another
+                values = dict.fromkeys(POOL_SIZE_KEYS) | values
+            sections[key] = getattr(self, key).model_copy(update=values)
+        sections["model"] = sections["model"].model_copy(update={"served_name": name})
+        return self.model_copy(update=sections | {"models": {}})
 
 
 class _Loader(yaml.SafeLoader):
@@ -248,7 +302,8 @@ def _explain(where: str, error: Any) -> str:
     # A whole section may hold API keys, which are never shown; where keys do not go together, the message names them.
     told = _is_secret(path) or isinstance(error.get("input"), dict | list)
     found = "" if told else f" is {str(error.get('input'))[:80]!r}"
-    return f"{where}: {key}{found}: {error['msg'].removeprefix('Value error, ')}"
+    named = f"{key}{found}: " if key else ""  # what does not go together names its keys itself
+    return f"{where}: {named}{error['msg'].removeprefix('Value error, ')}"
 
 
 def _is_secret(path: Sequence[str]) -> bool:

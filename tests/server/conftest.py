@@ -9,6 +9,7 @@ from tests.server.test_tools import TEMPLATE, saying
 from tests.server.toy_service import make_toy_service
 from tests.toys import byte_level_tokenizer
 from xlaserve.config import FilesSection
+from xlaserve.engine.served_models import ServedModels
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.state import ServerState
 
@@ -31,7 +32,7 @@ def make_live():
         server = LiveServer(max_requests=max_requests, max_body=max_body, api_keys=api_keys, make_batches=make_batches)
         servers.append(server)
         server.service, server.runner = make_toy_service(script, **toy)
-        server.state.set_ready(server.service)
+        server.state.set_ready(ServedModels(server.service))
         return server
 
     yield make

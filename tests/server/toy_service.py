@@ -26,6 +26,7 @@ def make_toy_service(
     tool_parser: str | None = None,
     thinks: bool = False,
     takes_chat_template: bool = False,
+    name: str = "toy",
     **engine_options: Any,
 ) -> tuple[GenerationService, ToyRunner]:
     """Answers `script`, a token per byte (or ids), and then EOS. Prompts must not end as the script begins.
@@ -43,7 +44,7 @@ def make_toy_service(
     options = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "next_token": next_token} | engine_options
     engine, runner = make_engine(vocab_size=vocab_size, **options)
     info = ModelInfo(
-        name="toy",
+        name=name,
         max_model_len=max_model_len,
         vocab_size=vocab_size,
         max_request_tokens=engine.scheduler.block_manager.capacity,

@@ -14,7 +14,7 @@ from xlaserve.cli.options import bundle_options, cache_dir, config_options, reso
 
 if TYPE_CHECKING:
     from xlaserve.config import Config
-    from xlaserve.engine.service import GenerationService
+    from xlaserve.engine.served_models import ServedModels
     from xlaserve.server.state import ServerState
 
 DRAIN_SECONDS = 30.0  # for running requests, once asked to stop
@@ -105,14 +105,15 @@ def serve(config: "Config") -> None:
     app = create_app(state, keys, batches, ResponseStore(config.server.responses))
     server = wsgi.HttpServer(app, sock, max_upload=files.max_file_bytes if batches else None, **limits)
     stop = _stop_signal()
-    service = None
+    models = None
     try:
-        service = _load(config, state, stop)
+        models = _load(config, state, stop)
         calm_garbage_collector()
         if batches:
-            batches.measure(service.metrics, service.info.name)
-        state.set_ready(service)
-        click.echo(f"Serving {service.info.name} on http://{server.host}:{server.port}", err=True)
+            batches.measure(models.first.metrics, models.first.info.name)
+        state.set_ready(models)
+        names = ", ".join(service.info.name for service in models)
+        click.echo(f"Serving {names} on http://{server.host}:{server.port}", err=True)
         stop.wait()
         click.echo("Stopping: running requests may finish. Ask again to end at once.", err=True)
         state.drain()
@@ -125,26 +126,26 @@ def serve(config: "Config") -> None:
         if batches:
             batches.stop(BATCH_SECONDS)
             batches.close()
-        if service is not None:
+        for service in models or ():
             shut_down(service)
 
 
-def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "GenerationService":
-    """Builds the engine on a thread of its own, so that this one hears signals while programs compile."""
+def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "ServedModels":
+    """Builds the engines on a thread of its own, so that this one hears signals while programs compile."""
     from xlaserve.cli.console import ConsoleReporter, Reporters
-    from xlaserve.engine.build import build_service
+    from xlaserve.engine.served_models import start_models
 
-    outcome: Future[GenerationService] = Future()
+    outcome: Future[ServedModels] = Future()
 
     def build() -> None:
         try:
             with ConsoleReporter() as console:
-                service = build_service(config, cache_dir=cache_dir(), reporter=Reporters(state, console))
+                models = start_models(config, cache_dir=cache_dir(), reporter=Reporters(state, console))
                 folder = config.server.files.folder
                 told = "uploaded files and batches" if folder else "no files, no batches: see --files-dir"
                 console.info("server.files.folder", folder, told)
             console.banner()
-            outcome.set_result(service)
+            outcome.set_result(models)
         except BaseException as error:
             outcome.set_exception(error)
 

@@ -16,6 +16,7 @@ from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.settings import Settings, resolve_settings
 from xlaserve.engine.sizing import Sizing, size_pools
 from xlaserve.engine.tokenizer import Tokenizer, load_tokenizer, sampling_defaults
+from xlaserve.errors import ConfigError
 from xlaserve.layers.params import ArraySpec, map_specs
 from xlaserve.models import sources
 from xlaserve.models.checkpoint import Checkpoint
@@ -53,6 +54,8 @@ class Deployment:
 
 def decide(config: Config, cache_dir: Path, reporter: Reporter) -> Deployment:
     """Raises ConfigError or CheckpointError naming what is wrong."""
+    if config.models:
+        raise ConfigError(f"models: {', '.join(config.models)}: only a server has several; say the one by `model`")
     reporter.phase("open the model")
     model = _open(config, cache_dir, reporter)
     mesh = make_mesh()

@@ -27,3 +27,20 @@ class SilentReporter:
     def progress(self, name: str, done: int, total: int) -> None: ...
 
     def info(self, key: str, value: Any, reason: str) -> None: ...
+
+
+class OfModel:
+    """Says of which of several models it tells."""
+
+    def __init__(self, name: str, reporter: Reporter):
+        self._name = name
+        self._reporter = reporter
+
+    def phase(self, name: str) -> None:
+        self._reporter.phase(f"{self._name}: {name}")
+
+    def progress(self, name: str, done: int, total: int) -> None:
+        self._reporter.progress(f"{self._name}: {name}", done, total)
+
+    def info(self, key: str, value: Any, reason: str) -> None:
+        self._reporter.info(f"{self._name}: {key}", value, reason)

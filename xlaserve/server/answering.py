@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 from flask import Response
 
 from xlaserve.server import sse
-from xlaserve.server.http import client_request_id, json_response, liveness_check, read_json, server_state, tenant
+from xlaserve.server.http import (
+    client_request_id,
+    json_response,
+    liveness_check,
+    model_named,
+    read_json,
+    server_state,
+    tenant,
+)
 from xlaserve.server.jobs import Job, TextJob
 
 if TYPE_CHECKING:
@@ -17,9 +25,12 @@ if TYPE_CHECKING:
 def answer(make_job: "Callable[[GenerationService, dict[str, Any]], Job]") -> Response:
     """Generates and answers. The request keeps its place until the answer has been sent."""
     with ExitStack() as stack:
-        service = server_state().admit(stack)
-        job = make_job(service, read_json())
-        scheduling, check = job.asked.scheduling_params(tenant()), liveness_check()
+        state = server_state()
+        state.admit(stack)
+        data = read_json()
+        service = state.service(model_named(data))
+        job = make_job(service, data)
+        scheduling, check = job.asked.scheduling_params(tenant()), liveness_check(service)
         if not (isinstance(job, TextJob) and job.asked.stream):
             response = json_response(job.whole(service, scheduling, check))
         else:

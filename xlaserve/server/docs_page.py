@@ -55,7 +55,7 @@ _HEAD = """
 @routes.get("/docs")
 def docs() -> Response:
     try:
-        model = server_state().service().info.name
+        model = server_state().models().first.info.name
     except EngineUnavailable:  # the page is there all the same
         model = "MODEL"
     examples = Examples(request.host_url.rstrip("/"), model, with_key=needs_key())

@@ -14,7 +14,7 @@ from xlaserve.server.responses import Reply
 from xlaserve.server.state import ServerState
 
 if TYPE_CHECKING:
-    from xlaserve.engine.service import ModelInfo
+    from xlaserve.engine.service import GenerationService
 
 STATE = "xlaserve"  # keys in app.extensions
 KEYS = "xlaserve-keys"
@@ -52,7 +52,7 @@ def query() -> dict[str, str]:
     return request.args.to_dict()
 
 
-def liveness_check() -> Callable[[], None]:
+def liveness_check(service: "GenerationService") -> Callable[[], None]:
     """A function that raises when nobody reads the answer or it cannot be finished: ClientGone, EngineUnavailable.
 
     It may be called outside the request too.
@@ -61,22 +61,17 @@ def liveness_check() -> Callable[[], None]:
     client_gone = request.environ.get("waitress.client_disconnected", lambda: False)
 
     def check() -> None:
-        state.check_running()
+        state.check_running(service)
         if client_gone():
             raise ClientGone
 
     return check
 
 
-def check_model(name: str | None, info: "ModelInfo") -> None:
-    """None, where the API allows it, is the model served."""
-    if name is not None and name != info.name:
-        raise InvalidRequest(
-            f"The model {name[:200]!r} does not exist; this server has {info.name!r}.",
-            param="model",
-            code="model_not_found",
-            status=404,
-        )
+def model_named(data: dict[str, Any]) -> str | None:
+    """By the body of a request. None where there is nothing that can be a name: then that is still to be refused."""
+    name = data.get("model")
+    return name if isinstance(name, str) else None
 
 
 def json_response(reply: Reply) -> Response:

@@ -10,7 +10,6 @@ from xlaserve.errors import InvalidRequest
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server import sse
 from xlaserve.server.answer_form import AnswerForm
-from xlaserve.server.http import check_model
 from xlaserve.server.protocol.chat import ChatRequest, parse_chat
 from xlaserve.server.protocol.completion import CompletionRequest, parse_completion
 from xlaserve.server.render import ChatRenderer, CompletionRenderer, Renderer
@@ -100,7 +99,6 @@ class _ChoicesJob(TextJob):
 def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     """Raises InvalidRequest."""
     asked = parse_completion(data)
-    check_model(asked.model, service.info)
     limit = service.info.max_model_len
     special = asked.add_special_tokens is not False
     prompts = [
@@ -135,7 +133,6 @@ def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
 def chat_form(service: "GenerationService", data: dict[str, Any]) -> AnswerForm:
     """The chat request `data`, checked, and the prompt that its messages make. Raises InvalidRequest."""
     asked = parse_chat(data)
-    check_model(asked.model, service.info)
     if asked.chat_template is not None and not service.info.takes_chat_template:
         raise InvalidRequest(_NO_TEMPLATES, param="chat_template")
     tools = [tool.for_template() for tool in asked.offered_tools]

@@ -1,11 +1,16 @@
 """OpenAI's routes: /v1/completions, /v1/chat/completions and /v1/models."""
 
+from typing import TYPE_CHECKING
+
 from flask import Blueprint, Response
 
 from xlaserve.server.answering import answer
-from xlaserve.server.http import check_model, json_response, server_state
+from xlaserve.server.http import json_response, server_state
 from xlaserve.server.jobs import chat_job, completion_job
 from xlaserve.server.responses import ModelCard, ModelList
+
+if TYPE_CHECKING:
+    from xlaserve.engine.service import GenerationService
 
 routes = Blueprint("openai", __name__)
 
@@ -22,18 +27,16 @@ def chat_completions() -> Response:
 
 @routes.get("/v1/models")
 def models() -> Response:
-    return json_response(ModelList(object="list", data=[_model_card()]))
+    return json_response(ModelList(object="list", data=list(map(_model_card, server_state().models()))))
 
 
 @routes.get("/v1/models/<path:name>")
 def model(name: str) -> Response:
-    card = _model_card()
-    check_model(name, server_state().service().info)
-    return json_response(card)
+    return json_response(_model_card(server_state().models().find(name)))
 
 
-def _model_card() -> ModelCard:
-    info = server_state().service().info
+def _model_card(service: "GenerationService") -> ModelCard:
+    info = service.info
     return ModelCard(
         id=info.name, object="model", created=info.created, owned_by="xlaserve", max_model_len=info.max_model_len
     )

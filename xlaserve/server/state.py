@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from xlaserve.errors import EngineUnavailable, Overloaded
 
 if TYPE_CHECKING:
-    from xlaserve.engine.metrics import EngineMetrics
+    from xlaserve.engine.served_models import ServedModels
     from xlaserve.engine.service import GenerationService
 
 Phase = Literal["loading", "ready", "draining", "stopped"]
@@ -49,22 +49,22 @@ class Places:
 
 
 class ServerState:
-    """Shared by the request threads and the thread that loads the model. `max_body` is in bytes.
+    """Shared by the request threads and the thread that loads the models. `max_body` is in bytes.
 
     It is also a start-up Reporter (phase, progress, info), so that /ready can tell how far loading has come.
     """
 
     def __init__(self, *, max_requests: int, max_body: int):
-        self.places = Places(max_requests, lambda: self._service.retry_after() if self._service else 1)
+        self.places = Places(max_requests, self._retry_after)
         self.max_body = max_body
-        self._service: GenerationService | None = None
+        self._models: ServedModels | None = None
         self._phase: Phase = "loading"
         self._step = ""  # of loading
         self._progress: dict[str, Any] | None = None
         self._started = time.monotonic()
 
-    def set_ready(self, service: "GenerationService") -> None:
-        self._service = service
+    def set_ready(self, models: "ServedModels") -> None:
+        self._models = models
         self._phase = "ready"
 
     def drain(self) -> None:
@@ -75,43 +75,60 @@ class ServerState:
         """Ends what still runs: streams get an error event, others a 503."""
         self._phase = "stopped"
 
-    def admit(self, stack: ExitStack) -> "GenerationService":
+    def admit(self, stack: ExitStack) -> "ServedModels":
         """Takes a place, given back when `stack` closes. Raises EngineUnavailable, or Overloaded when none is free."""
         stack.callback(self.places.take())
         # Only now: a request that takes its place after drain() has begun must not be let in.
-        return self.service()
+        return self.models()
 
-    def service(self) -> "GenerationService":
-        """The service, if it can take requests now; else raises EngineUnavailable saying why not."""
-        if self._phase == "loading":
-            raise EngineUnavailable("The model is still loading: see /ready.")
+    def models(self) -> "ServedModels":
+        """Where requests are taken; else raises EngineUnavailable saying why not."""
         if self._phase in ("draining", "stopped"):
             raise EngineUnavailable("The server is shutting down.")
-        assert self._service is not None
-        if self._service.state != "ready":
-            raise EngineUnavailable(f"The engine is {self._service.state}.")
-        _check_progress(self._service)
-        return self._service
+        return self.loaded_models()
 
-    def check_running(self) -> None:
-        """Raises EngineUnavailable when requests that already run cannot finish any more."""
+    def loaded_models(self) -> "ServedModels":
+        """Also of a server that takes no more requests. Raises EngineUnavailable while they load."""
+        if self._models is None:
+            raise EngineUnavailable("The model is still loading: see /ready.")
+        return self._models
+
+    def service(self, model: str | None = None) -> "GenerationService":
+        """That model's, if it can take requests now; None: the first one's.
+
+        Raises EngineUnavailable saying why not, and InvalidRequest for a model that is not served.
+        """
+        service = self.models().find(model)
+        if service.state != "ready":
+            raise EngineUnavailable(f"The engine is {service.state}.")
+        _check_progress(service)
+        return service
+
+    def check_health(self) -> None:
+        """Raises EngineUnavailable where one of the models cannot take requests."""
+        for service in self.models():
+            self.service(service.info.name)
+
+    def check_running(self, service: "GenerationService | None" = None) -> None:
+        """Raises EngineUnavailable when requests that already run, on `service`, cannot finish any more."""
         if self._phase == "stopped":
             raise EngineUnavailable("The server has shut down before the request was finished.")
-        if self._service is not None:
-            _check_progress(self._service)
+        if service is not None:
+            _check_progress(service)
 
-    @property
-    def metrics(self) -> "EngineMetrics | None":
-        """None while loading."""
-        return self._service.metrics if self._service else None
+    def _retry_after(self) -> int:
+        return min((service.retry_after() for service in self._models or ()), default=1)
 
     def detail(self) -> dict[str, Any]:
         """For /ready."""
         detail: dict[str, Any] = {"status": self._phase, "seconds": round(time.monotonic() - self._started, 1)}
         if self._phase == "loading":
             detail |= {"step": self._step, "progress": self._progress}
-        elif self._service is not None:
-            detail |= {"model": self._service.info.name, "engine": self._service.state}
+        elif self._models is not None:
+            first = self._models.first
+            detail |= {"model": first.info.name, "engine": first.state}
+            if len(self._models) > 1:
+                detail["engines"] = {service.info.name: service.state for service in self._models}
         return detail
 
     def phase(self, name: str) -> None:

@@ -2,16 +2,21 @@
 
 import json
 from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 from flask import Blueprint, Response
+from prometheus_client import CONTENT_TYPE_LATEST
 
 import xlaserve
 from xlaserve.errors import EngineUnavailable, InvalidRequest
 from xlaserve.server.errors import error_reply
-from xlaserve.server.http import check_model, json_response, read_json, server_state
+from xlaserve.server.http import json_response, model_named, read_json, server_state
 from xlaserve.server.protocol.tokenization import parse_detokenize, parse_tokenize
 from xlaserve.server.responses import DetokenizeReply, TokenizeReply
 from xlaserve.server.tokens import chat_ids
+
+if TYPE_CHECKING:
+    from xlaserve.engine.service import GenerationService
 
 routes = Blueprint("utility", __name__)
 
@@ -19,7 +24,7 @@ routes = Blueprint("utility", __name__)
 @routes.get("/health")
 def health() -> Response:
     """200 while requests can be served, else 503 in the error shape."""
-    server_state().service()
+    server_state().check_health()
     return _json({"status": "ok"})
 
 
@@ -28,7 +33,7 @@ def ready() -> Response:
     """The same, with detail: how far loading has come."""
     state = server_state()
     try:
-        state.service()
+        state.check_health()
     except EngineUnavailable as error:
         reply = error_reply(error)
         response = _json(json.loads(reply.body) | state.detail(), reply.status)
@@ -45,18 +50,14 @@ def version() -> Response:
 @routes.get("/metrics")
 def metrics() -> Response:
     """Prometheus text; 503 while loading."""
-    found = server_state().metrics
-    if found is None:
-        raise EngineUnavailable("The model is still loading: see /ready.")
-    return Response(found.render(), content_type=found.content_type)
+    return Response(server_state().loaded_models().render_metrics(), content_type=CONTENT_TYPE_LATEST)
 
 
 @routes.post("/tokenize")
 def tokenize() -> Response:
     with ExitStack() as stack:
-        service = server_state().admit(stack)
-        asked = parse_tokenize(read_json())
-        check_model(asked.model, service.info)
+        data, service = _admitted(stack)
+        asked = parse_tokenize(data)
         tokenizer = service.tokenizer
         if asked.messages is not None:
             ids = chat_ids(
@@ -76,12 +77,19 @@ def tokenize() -> Response:
 @routes.post("/detokenize")
 def detokenize() -> Response:
     with ExitStack() as stack:
-        service = server_state().admit(stack)
-        asked = parse_detokenize(read_json())
-        check_model(asked.model, service.info)
+        data, service = _admitted(stack)
+        asked = parse_detokenize(data)
         if max(asked.tokens, default=0) >= service.info.vocab_size:
             raise InvalidRequest(f"tokens must be ids below {service.info.vocab_size}.", param="tokens")
         return json_response(DetokenizeReply(prompt=service.tokenizer.decode(asked.tokens, skip_special_tokens=False)))
+
+
+def _admitted(stack: ExitStack) -> "tuple[dict[str, Any], GenerationService]":
+    """The body of a request that has got a place, and the service of its model."""
+    state = server_state()
+    state.admit(stack)
+    data = read_json()
+    return data, state.service(model_named(data))
 
 
 def _json(value: dict, status: int = 200) -> Response:

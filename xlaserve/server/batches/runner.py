@@ -20,6 +20,7 @@ from xlaserve.server.batches.file_store import FileStore
 from xlaserve.server.batches.lines import InputLine, LineError, check_lines, result_line
 from xlaserve.server.batches.run import Run, results_path
 from xlaserve.server.errors import error_reply
+from xlaserve.server.http import model_named
 from xlaserve.server.jobs import Job, chat_job, completion_job
 from xlaserve.server.pooling.jobs import embedding_job
 
@@ -220,12 +221,12 @@ class BatchRunner:
 
     def _start(self, run: Run, line: InputLine) -> bool:
         try:
-            service = self._state.service()
+            service = self._state.service(model_named(line.body))
             job = _JOBS[run.batch.endpoint](service, line.body)
             scheduling = job.asked.scheduling_params(run.batch.tenant)
             if service.takes_priority:
                 scheduling = replace(scheduling, priority=min(scheduling.priority + LOWEST_PRIORITY, MAX_PRIORITY))
-            generations = job.start(service, scheduling, lambda: self._check_line(run))
+            generations = job.start(service, scheduling, lambda: self._check_line(run, service))
         except (Overloaded, EngineUnavailable):
             run.give_back(line)
             return False
@@ -273,12 +274,12 @@ class BatchRunner:
         with self._lock:
             self.lines_done["failed" if is_error else "completed"] += 1
 
-    def _check_line(self, run: Run) -> None:
+    def _check_line(self, run: Run, service: "GenerationService") -> None:
         """Raises when the answer is not worth waiting for."""
         self._check_running()
         if run.stopped.is_set():
             raise _Stopped
-        self._state.check_running()
+        self._state.check_running(service)
 
     def _check_running(self) -> None:
         if self._stopping.is_set():

@@ -14,7 +14,6 @@ from xlaserve.engine.embeddings import normalised
 from xlaserve.engine.generations import Generations, collect
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import PoolingParams
-from xlaserve.server.http import check_model
 from xlaserve.server.jobs import Job
 from xlaserve.server.pooling import replies
 from xlaserve.server.pooling.requests import (
@@ -140,7 +139,6 @@ class PoolingJob(Job):
 def embedding_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     """Raises InvalidRequest."""
     asked = parse_embedding(data)
-    check_model(asked.model, service.info)
     size = service.info.hidden_size
     if asked.dimensions is not None and asked.dimensions > size:
         message = f"dimensions is {asked.dimensions}: this model's embeddings have {size}."
@@ -151,7 +149,6 @@ def embedding_job(service: "GenerationService", data: dict[str, Any]) -> Job:
 def score_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     """Raises InvalidRequest."""
     asked = parse_score(data)
-    check_model(asked.model, service.info)
     texts = {"text_1": asked.text_1, "text_2": asked.text_2}
     return _job(service, asked, texts, _ScoreRenderer(service.info.name, asked))
 
@@ -159,7 +156,6 @@ def score_job(service: "GenerationService", data: dict[str, Any]) -> Job:
 def rerank_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     """Raises InvalidRequest."""
     asked = parse_rerank(data)
-    check_model(asked.model, service.info)
     texts = {"query": [asked.query], "documents": asked.texts}
     return _job(service, asked, texts, _RerankRenderer(service.info.name, asked))
 

@@ -1,0 +1,108 @@
+"""Two models behind one address: requests go by their name."""
+
+import json
+
+import pytest
+
+from tests.server.batching import finished, jsonl, line, results, start
+from tests.server.toy_service import make_toy_service
+from xlaserve.engine.served_models import ServedModels
+
+
+@pytest.fixture
+def two(make_live):
+    """A server with the models `toy`, which says hello, and `other`, which says WORLD."""
+    server = make_live(b"HELLO")
+    other, runner = make_toy_service(b"WORLD", name="other", max_model_len=48)
+    server.other = other
+    server.state.set_ready(ServedModels(server.service, other))
+    yield server
+    runner.released.set()
+    assert other.shutdown(timeout=10)
+    assert runner.violations == []
+
+
+def text(answer) -> str:
+    return answer.json["choices"][0]["text"]
+
+
+def test_requests_go_by_their_model(two):
+    assert text(two.complete(model="toy")) == "HELLO"
+    answer = two.complete(model="other")
+    assert (text(answer), answer.json["model"]) == ("WORLD", "other")
+    chat = two.chat(model="other").json
+    assert (chat["choices"][0]["message"]["content"], chat["model"]) == ("WORLD", "other")
+
+
+def test_a_stream_too(two):
+    lines = two.complete(model="other", stream=True).body.decode().split("\n\n")
+    events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+    assert {event["model"] for event in events} == {"other"}
+    assert "".join(event["choices"][0]["text"] for event in events) == "WORLD"
+
+
+def test_each_has_limits_of_its_own(two):
+    assert two.complete(model="toy", prompt="a" * 60).status == 200
+    refused = two.complete(model="other", prompt="a" * 60)
+    assert refused.status == 400
+    assert "48 tokens" in refused.json["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings", "/tokenize", "/v1/responses"]
+)
+def test_a_model_that_is_not_there_is_told_which_are(two, path):
+    answer = two.post(path, {"model": "third"})
+    assert answer.status == 404
+    assert answer.json["error"]["code"] == "model_not_found"
+    assert answer.json["error"]["param"] == "model"
+    assert "'toy', 'other'" in answer.json["error"]["message"]
+
+
+@pytest.mark.parametrize("model", [3, ["toy"], {}])
+def test_what_is_no_name_is_refused(two, model):
+    answer = two.complete(model=model)
+    assert (answer.status, answer.json["error"]["param"]) == (400, "model")
+
+
+def test_where_none_is_named_the_first_is_meant(two):
+    assert two.post("/tokenize", {"prompt": "hi"}).json["max_model_len"] == 96
+    assert two.post("/tokenize", {"prompt": "hi", "model": "other"}).json["max_model_len"] == 48
+    assert two.post("/detokenize", {"tokens": [104, 105], "model": "other"}).status == 200
+
+
+def test_all_are_listed(two):
+    assert [card["id"] for card in two.get("/v1/models").json["data"]] == ["toy", "other"]
+    assert two.get("/v1/models/other").json["max_model_len"] == 48
+    assert two.get("/v1/models/third").status == 404
+
+
+def test_health_is_that_of_all(two):
+    assert two.get("/health").status == 200
+    assert two.get("/ready").json["engines"] == {"toy": "ready", "other": "ready"}
+    two.other.shutdown(timeout=10)
+    assert two.get("/health").status == 503
+    assert two.get("/ready").status == 503
+    assert two.get("/ready").json["engines"]["other"] != "ready"
+    assert two.complete(model="other").status == 503
+    assert text(two.complete(model="toy")) == "HELLO"  # which is none the worse for it
+
+
+def test_metrics_tell_of_both(two):
+    two.complete(model="other")
+    metrics = two.get("/metrics").body.decode()
+    assert 'xlaserve:generation_tokens_total{model_name="other"} 6.0' in metrics  # the end is one
+    assert 'xlaserve:generation_tokens_total{model_name="toy"} 0.0' in metrics
+
+
+def test_lines_of_a_batch_go_by_their_model(keep):
+    server = keep()
+    other, _ = make_toy_service(b"WORLD", name="other")
+    server.state.set_ready(ServedModels(server.service, other))
+    lines = [line("a", model="toy"), line("b", model="other"), line("c", model="third")]
+    batch = finished(server, start(server, jsonl(*lines)))
+    texts = {name: result["response"]["body"]["choices"][0]["text"] for name, result in results(server, batch).items()}
+    assert texts == {"a": "hello", "b": "WORLD"}
+    (failed,) = results(server, batch, "error").values()
+    assert failed["response"]["status_code"] == 404
+    assert other.shutdown(timeout=10)
