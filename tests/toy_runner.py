@@ -27,6 +27,7 @@ from xlaserve.runner.commands import (
     Body,
     Command,
     CopyBlocks,
+    DropWeights,
     OffloadBlocks,
     Pool,
     PoolResult,
@@ -41,38 +42,43 @@ from xlaserve.sampling_params import MAX_LOGPROBS
 
 POISON = -1  # what unwritten memory holds
 HIDDEN_SIZE = 8
+_STAMP = 2**32  # what is written tells by which weights: others must not read it
 WRONG = -2  # the token of a context that cannot be read: no test expects it
 
 NextToken = Callable[[Sequence[int]], int]
 
 
-def toy_token(context: Sequence[int], *, vocab_size: int, seed: int = 0, position: int | None = None) -> int:
+def toy_token(
+    context: Sequence[int], *, vocab_size: int, seed: int = 0, position: int | None = None, weights: int = 0
+) -> int:
     """The token that follows `context`; a greedy request's seed is 0."""
     position = len(context) if position is None else position
-    key = np.asarray([*context, position, seed % 2**31], np.int32).tobytes()
+    key = np.asarray([*context, position, seed % 2**31, *([weights] if weights else [])], np.int32).tobytes()
     return zlib.crc32(key) % vocab_size
 
 
-def toy_score(context: Sequence[int], next_id: int, *, vocab_size: int) -> tuple[float, int, list[int], list[float]]:
+def toy_score(
+    context: Sequence[int], next_id: int, *, vocab_size: int, weights: int = 0
+) -> tuple[float, int, list[int], list[float]]:
     """Of the token after `context`: its logprob, its rank, and the best ids with their logprobs."""
-    key = zlib.crc32(np.asarray([*context, next_id], np.int32).tobytes())
+    key = zlib.crc32(np.asarray([*context, next_id], np.int32).tobytes()) + weights
     ids = [(key + i) % vocab_size for i in range(MAX_LOGPROBS)]
     return -(key % 1000) / 128, 1 + key % 7, ids, [-(key % 10) - i / 4 for i in range(MAX_LOGPROBS)]
 
 
-def toy_hidden(context: Sequence[int]) -> np.ndarray:
+def toy_hidden(context: Sequence[int], weights: int = 0) -> np.ndarray:
     """float32 [HIDDEN_SIZE], small integers."""
-    key = zlib.crc32(np.asarray(context, np.int32).tobytes())
+    key = zlib.crc32(np.asarray(context, np.int32).tobytes()) + weights
     return np.array([1 + (key >> shift) % 16 for shift in range(HIDDEN_SIZE)], np.float32)
 
 
 def toy_output(
-    prompt_ids: Sequence[int], max_tokens: int, *, vocab_size: int, stop_ids=frozenset(), seed: int = 0
+    prompt_ids: Sequence[int], max_tokens: int, *, vocab_size: int, stop_ids=frozenset(), seed: int = 0, weights=0
 ) -> list[int]:
     """What a request is to give, computed directly."""
     context = list(prompt_ids)
     while len(context) < len(prompt_ids) + max_tokens:
-        context.append(toy_token(context, vocab_size=vocab_size, seed=seed))
+        context.append(toy_token(context, vocab_size=vocab_size, seed=seed, weights=weights))
         if context[-1] in stop_ids:
             break
     return context[len(prompt_ids) :]
@@ -166,6 +172,8 @@ class ToyRunner:
         self.num_rebuilds = -1
         self.host: dict[tuple[int, int], np.ndarray] = {}  # blocks by (group, slot)
         self._device_free_at = 0.0
+        self.weights: dict[int, Any] = {0: None}  # that it has got, by version
+        self._version = 0  # of the last body
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -218,6 +226,8 @@ class ToyRunner:
                 return self._future(PoolResult(np.array(sums)))
             case Sample():
                 return self._sample(command)
+            case DropWeights(version):
+                self.weights.pop(version, None)
 
     def _count(self, call: str) -> None:
         number, self.calls[call] = self.calls[call], self.calls[call] + 1
@@ -242,7 +252,12 @@ class ToyRunner:
         if command.rules is not None:
             self._seen[command.row] = [*command.rules.prompt_ids, *command.rules.output_ids]
 
+    def add_weights(self, version: int, params: Any) -> None:
+        self.weights[version] = params
+
     def _body(self, command: Body) -> None:
+        self._version = command.weights_version
+        self._check(self._version in self.weights, f"weights {self._version} are not there")
         rows = [row.row for row in command.rows]
         self._check(rows == sorted(set(rows)), f"rows {rows} do not ascend")
         num_tokens = sum(row.num_tokens for row in command.rows)
@@ -273,7 +288,7 @@ class ToyRunner:
             block = table[row, column]
             self._check(block != NULL_BLOCK, f"row {row} writes position {position} to the null block")
             if block != NULL_BLOCK:
-                store[block, offset] = token
+                store[block, offset] = token + _STAMP * self._version
 
     def _read(self, row: int, start: int, end: int) -> list[int] | None:
         """The context of the row's tokens from `start` to `end`; None if it has holes or the groups disagree.
@@ -282,9 +297,10 @@ class ToyRunner:
         """
         columns = -(-end // self.block_size)
         groups = zip(self._tables, self._store, strict=True)
-        contexts = [store[table[row, :columns]].reshape(-1)[:end].tolist() for table, store in groups]
+        stamped = [store[table[row, :columns]].reshape(-1)[:end] for table, store in groups]
+        contexts = [np.where(x == POISON, POISON, x - _STAMP * self._version).tolist() for x in stamped]
         first = [0 if window is None else max(0, start - window + 1) for window in self.windows]
-        fine = POISON not in contexts[0] and all(
+        fine = all(0 <= token < _STAMP for token in contexts[0]) and all(
             context[seen:] == contexts[0][seen:] for context, seen in zip(contexts, first, strict=True)
         )
         self._check(fine or self._broken, f"row {row} reads {contexts} from {start} to {end}")
@@ -312,11 +328,12 @@ class ToyRunner:
 
     def _score(self, hidden_row: int, next_id: int) -> tuple[float, int, list[int], list[float]]:
         context = self._hidden[hidden_row]
-        return toy_score([WRONG] if context is None else context, next_id, vocab_size=self.vocab_size)
+        context = [WRONG] if context is None else context
+        return toy_score(context, next_id, vocab_size=self.vocab_size, weights=self._version)
 
     def _toy_hidden(self, hidden_row: int) -> np.ndarray:
         context = self._hidden[hidden_row]
-        return toy_hidden([WRONG] if context is None else context)
+        return toy_hidden([WRONG] if context is None else context, self._version)
 
     def _keep_rules(self, row: int, position: int, token: int, context: list[int] | None) -> int:
         """The token, or the next one that the row's rules allow, by their sets alone; and counts it."""
@@ -338,7 +355,7 @@ class ToyRunner:
             return self.answer[min(position - self._first_position.setdefault(row, position), len(self.answer) - 1)]
         params = self._rows[row]
         seed = params.seed + params.choice_index if params.temperature > 0 else 0
-        return toy_token(context, vocab_size=self.vocab_size, seed=seed, position=position)
+        return toy_token(context, vocab_size=self.vocab_size, seed=seed, position=position, weights=self._version)
 
     def _result(self, tokens: list[int], ok: list[bool], want_logprobs: bool) -> SampleResult:
         """The token has logprob -token/1000, its followers in the vocabulary 1 less each."""

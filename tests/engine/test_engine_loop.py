@@ -253,3 +253,52 @@ def test_one_failed_step_is_not_seen_by_clients(setup):
     assert read_all(one.loop.submit(make_request("a", [1, 2]))) == (toy_output([1, 2], 5, vocab_size=1000), "length")
     assert isinstance(one.runner, ToyRunner)
     assert (one.runner.num_rebuilds, one.loop.state) == (1, "ready")
+
+
+def test_a_call_runs_between_two_steps_and_its_outputs_are_delivered(setup):
+    one = setup()
+    stream = one.loop.submit(make_request("a", range(5), max_tokens=50))
+
+    def end_all(engine):
+        return engine.finish_all("abort", "as ordered")
+
+    one.loop.call(end_all)
+    tokens, reason = read_all(stream)
+    assert (reason, len(tokens) < 50) == ("abort", True)
+
+
+def test_a_call_raises_what_it_raised_and_the_loop_goes_on(setup):
+    one = setup()
+
+    def fail(engine):
+        raise ValueError("as ordered")
+
+    with pytest.raises(ValueError, match="as ordered"):
+        one.loop.call(fail)
+    assert read_all(one.loop.submit(make_request("a", [1]))) == (toy_output([1], 5, vocab_size=1000), "length")
+
+
+def test_a_call_of_an_engine_that_hangs_or_has_ended_is_not_waited_for(setup, monkeypatch):
+    monkeypatch.setattr(engine_loop, "CALL_SECONDS", 0.3)
+    one = setup()
+    one.hold()
+    called = []
+    with pytest.raises(EngineUnavailable):
+        one.loop.call(lambda engine: called.append(1) or [])
+    one.runner.released.set()
+    one.loop.call(lambda engine: [])
+    assert called == [], "later neither"
+    one.loop.shutdown(timeout=0)
+    with pytest.raises(EngineUnavailable):
+        one.loop.call(lambda engine: [])
+
+
+def test_deadlines_pass_while_no_step_is_made(setup):
+    one = setup()
+    one.loop.call(lambda engine: engine.pause())
+    request = make_request("a", [1])
+    request.deadline = time.monotonic() + 0.05
+    assert read_all(one.loop.submit(request)) == ([], "timeout")
+    later = one.loop.submit(make_request("b", [1]))
+    one.loop.call(lambda engine: engine.resume())
+    assert read_all(later)[1] == "length"

@@ -46,17 +46,18 @@ def expected_output(request: Request, vocab_size: int = VOCAB) -> list[int]:
     )
 
 
-def assert_read(found: PromptRead | None, request: Request, vocab_size: int = VOCAB) -> None:
+def assert_read(found: PromptRead | None, request: Request, vocab_size: int = VOCAB, weights: int = 0) -> None:
     """What was read of the prompt is what the toy model makes of all that comes before each position."""
     prompt, reading = request.prompt_ids, request.reading
     if isinstance(reading, Pooling):
-        hidden = [toy_hidden(prompt[: end + 1]) for end in range(len(prompt))]
+        hidden = [toy_hidden(prompt[: end + 1], weights) for end in range(len(prompt))]
         wanted = {len(prompt): np.mean(hidden, axis=0)}.get(reading.num_received, hidden[reading.end - 1])
         assert isinstance(found, Pooled)
         np.testing.assert_allclose(found.embedding, wanted, rtol=1e-6)
     elif isinstance(reading, Scoring):
         assert isinstance(found, PromptScores)
-        scores = [toy_score(prompt[:at], prompt[at], vocab_size=vocab_size) for at in range(1, len(prompt))]
+        options = {"vocab_size": vocab_size, "weights": weights}
+        scores = [toy_score(prompt[:at], prompt[at], **options) for at in range(1, len(prompt))]
         columns = [[score[column] for score in scores] for column in range(4)]
         num_top = request.params.prompt_logprobs
         assert found.top_ids.shape == found.top_logprobs.shape == (len(prompt) - 1, num_top)

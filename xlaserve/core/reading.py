@@ -74,6 +74,11 @@ class Reading:
         """What was launched and has not come back is lost."""
         self.next = self._first + self.num_received
 
+    def begin_again(self) -> None:
+        """What has come back is of no use any more; nothing is in flight."""
+        self.next = self._first
+        self.num_received = 0
+
     def receive(self, result: ReadResult, index: int, count: int) -> bool:
         """Takes what a head made of `count` positions, its entries from `index` on; false if it is not finite."""
         raise NotImplementedError
@@ -94,6 +99,10 @@ class Scoring(Reading):
 
     num_top: int = 0
     _parts: list[PromptScores] = field(default_factory=list)
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        self._parts.clear()
 
     def receive(self, result: ReadResult, index: int, count: int) -> bool:
         mine, top = slice(index, index + count), slice(self.num_top)
@@ -123,6 +132,10 @@ class Pooling(Reading):
     """Wants the mean of the hidden states at its positions, one of them or all."""
 
     _sum: np.ndarray | None = None  # float64 [D]
+
+    def begin_again(self) -> None:
+        super().begin_again()
+        self._sum = None
 
     def receive(self, result: ReadResult, index: int, count: int) -> bool:
         part = result.sums[index]

@@ -39,7 +39,7 @@ class Request:
     continues: "Request | None" = None  # such a first step, whose turn this one goes on with
     cache_salt: str = ""  # blocks are shared only among requests of one salt,
     adapter: str = ""  # one adapter: an identity that another loading of the same name does not have,
-    weights_version: int = 0  # and one set of weights
+    weights_version: int = 0  # and one set of weights, those that compute it
     priority: int = 0  # lower is earlier, where the policy heeds it
     tenant: str = ""
     deadline: float | None = None  # time.monotonic() at which it ends with what it has by then
@@ -82,6 +82,22 @@ class Request:
         )
         self.forks.append(fork)
         return fork
+
+    def use_weights(self, version: int) -> None:
+        """Other weights compute it from now on, and its forks that have not begun: nothing of it may be launched.
+
+        A prompt is read by one set of weights, that of the first token.
+        """
+        for each in (self, *self.forks):
+            each.weights_version = version
+            each.prefix_keys.clear()
+        if self.reading is not None and not self.num_output_tokens:
+            self.reading.begin_again()
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it, or what it continues, was computed in some step."""
+        return self.first_scheduled_time is not None or self.continues is not None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -15,19 +15,22 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 
 from xlaserve.core.block_manager import BlockManager, PrefixHit
+from xlaserve.core.held import Held
+from xlaserve.core.kept_rows import KeptRows
 from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
 from xlaserve.core.policy import FCFS
 from xlaserve.core.reading import ReadResult
 from xlaserve.core.request import Request, RequestStatus
 from xlaserve.core.step import ScheduledRow, ScheduledSample, SchedulerOutput, StepResult, logprobs_of
 from xlaserve.core.waiting import Policy
+from xlaserve.core.weights import WeightVersions
 
 NOT_FINITE = "The model's output for this request was not finite (NaN or infinity); it was stopped."
 NO_TOKEN = "What was asked of the output allows no token of this model here."
 
 
 class Scheduler:
-    """A request is in `waiting` or in `running` until it is finished. Host work per step: O(running + new tokens).
+    """A request is in `held`, `waiting` or `running` until it is finished. Host work per step: O(running + new tokens).
 
     policy: the queue, empty; None: first come, first served. long_prefill_token_threshold: prompt tokens of one request
     per step at most. max_outputs: hidden states that a step can return, None: one per row.
@@ -53,22 +56,28 @@ class Scheduler:
         self.max_outputs = max_outputs or max_num_seqs
         self.waiting = FCFS() if policy is None else policy
         self.running: dict[Request, None] = {}  # any leaves in O(1)
+        self.held = Held()
+        self.weights = WeightVersions()
+        self.kept_rows = KeptRows()
         self.num_preemptions = 0
         self.num_forks = 0  # answers that began with another's blocks
         self.prefix_queries = 0  # tokens looked for in shared blocks,
         self.prefix_hits = 0  # and found
         self._clock = clock
         self._free_rows = list(reversed(range(max_num_seqs)))
-        self._kept_rows: dict[Request, int] = {}  # by requests that others continue: the most they need at a time
         self._refused: tuple[Request, int] | None = None  # the head of the queue, when it last did not fit
 
     @property
     def has_requests(self) -> bool:
         return bool(self.running or self.waiting)
 
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + len(self.held)
+
     def requests(self) -> Iterator[Request]:
         """All that are not finished, forks that have not begun included."""
-        for request in itertools.chain(self.running, self.waiting):
+        for request in itertools.chain(self.running, self.waiting, self.held):
             yield request
             yield from request.forks
 
@@ -83,24 +92,32 @@ class Scheduler:
             assert 0 < each.num_prompt_tokens <= each.max_total_tokens <= self.block_manager.capacity
             assert each.samples or (each.reading is not None and not each.forks)
         if request.continues is None:
-            self.waiting.add(request)
+            (self.held if self.held.is_open else self.waiting).add(request)
         else:  # its turn has come before: it goes ahead of the newcomers, as what has lost its blocks does
             self.waiting.adopt(request, request.continues)
             self.waiting.requeue(request)
-
-    def close(self, request: Request) -> None:
-        """No request will continue this one any more. Harmless when none ever could."""
-        self._kept_rows.pop(request, None)
 
     def schedule(self) -> SchedulerOutput:
         """The next step: running requests first, best first, then new ones as far as budget, rows and blocks go.
 
         Prompts get what the running decodes leave of the budget: a stream waits for one step between two tokens.
+        All are computed by one set of weights; where there are several they take turns.
         """
         output = SchedulerOutput()
+        for version in self.weights.turns():
+            if not output.rows:
+                self._fill(output, version)
+        output.rows.sort(key=attrgetter("row"))
+        output.offloads = self.block_manager.end_step()
+        return output
+
+    def _fill(self, output: SchedulerOutput, version: int) -> None:
+        output.weights_version = version
         running = self.waiting.in_order(self.running)
         self._make_room(running, output)
         num_displaced = len(output.preempted)
+        if len(self.weights) > 1:
+            running = [request for request in running if request.weights_version == version]
         num_new_tokens = [request.num_new_tokens for request in running]
         num_decodes = num_new_tokens.count(1)  # not scheduled yet
         for request, num_tokens in zip(running, num_new_tokens, strict=True):
@@ -119,9 +136,6 @@ class Scheduler:
             self._begin_forks(parent, output)
         if len(output.preempted) == num_displaced:  # else the newcomer would be the next victim
             self._admit(output)
-        output.rows.sort(key=attrgetter("row"))
-        output.offloads = self.block_manager.end_step()
-        return output
 
     def _make_room(self, running: list[Request], output: SchedulerOutput) -> None:
         """Running requests give way to the head of the queue, the worst first, where the policy has it so.
@@ -130,10 +144,14 @@ class Scheduler:
         """
         while running and (request := self.waiting.peek()):
             displaces = self.waiting.displaces(request, running[-1])
-            if request.num_in_flight or not displaces or self._find_place(request) is not None:
+            if not self._can_begin(request, output) or not displaces or self._find_place(request) is not None:
                 break
             output.preempted.append(running.pop())
             self._preempt(output.preempted[-1])
+
+    def _can_begin(self, request: Request, output: SchedulerOutput) -> bool:
+        """Not with other weights than the step's, nor preempted a moment ago: its last token's id is not known yet."""
+        return request.weights_version == output.weights_version and not request.num_in_flight
 
     def _find_place(self, request: Request) -> PrefixHit | None:
         """With which shared blocks the request can start: there is a row, a token of each step's budget, and blocks.
@@ -143,7 +161,7 @@ class Scheduler:
         """
         if not self._free_rows or len(self.running) >= self.max_num_batched_tokens:
             return None
-        if self._kept_rows and request.continues is None and not self._leaves_kept_rows():
+        if not self.kept_rows.leave_room(request, len(self._free_rows), self.running):
             return None
         if self._refused == (request, self.block_manager.num_releases) and self.running:
             return None  # nothing was given back since
@@ -154,18 +172,10 @@ class Scheduler:
         self._refused = request, self.block_manager.num_releases
         return None
 
-    def _leaves_kept_rows(self) -> bool:
-        """Whether a newcomer leaves rows for what continues others and is between two steps.
-
-        Not asked for when nothing runs: the device does not stand idle for that.
-        """
-        num_begun = sum(request.continues is not None or request in self._kept_rows for request in self.running)
-        return not self.running or len(self._free_rows) > sum(self._kept_rows.values()) - num_begun
-
     def _admit(self, output: SchedulerOutput) -> None:
         """Nobody overtakes the head of the queue, however long it has to wait for blocks, or for a step's outputs."""
         while output.num_tokens < self.max_num_batched_tokens and (request := self.waiting.peek()):
-            if request.num_in_flight:  # preempted a moment ago: its last token's id is not known yet
+            if not self._can_begin(request, output):
                 break
             if len(output.samples) + output.num_read >= self.max_outputs:  # only where prompts are read
                 break
@@ -173,8 +183,7 @@ class Scheduler:
             if hit is None:
                 break
             self.waiting.pop()
-            if request.keeps_rows:
-                self._kept_rows[request] = request.keeps_rows
+            self.kept_rows.open(request)
             start = self.block_manager.start(request, hit)
             if start.restores or start.copies:
                 output.move(start.restores, start.copies)
@@ -256,15 +265,14 @@ class Scheduler:
         position = request.num_tokens - 1
         forks, request.forks = request.forks, []
         room = min(len(self._free_rows), max(0, self.max_num_batched_tokens - len(self.running)))
-        beginning = forks[:room]
-        for fork in beginning:
+        for fork in forks[:room]:
             self.num_forks += 1
             self.block_manager.fork(request, fork)
             self.waiting.adopt(fork, request)
             self._take_row(fork, output)
             fork.num_in_flight += 1
             output.samples.append(ScheduledSample(fork, request.row, position))
-        self._requeue_forks(request, forks[len(beginning) :])
+        self._requeue_forks(request, forks[room:])
 
     def _requeue_forks(self, parent: Request, forks: list[Request]) -> None:
         """From now on they are requests like any other, begun when `parent` was, and ahead of the newcomers."""
@@ -277,9 +285,9 @@ class Scheduler:
         """A token in flight is not lost: it comes back to the request, not the row."""
         self.num_preemptions += 1
         request.num_preemptions += 1
-        self._requeue(request)
+        self.requeue(request)
 
-    def _requeue(self, request: Request) -> None:
+    def requeue(self, request: Request) -> None:
         """Everything is computed anew, later; ahead of the newcomers."""
         self._release(request)
         request.status = RequestStatus.WAITING
@@ -308,9 +316,7 @@ class Scheduler:
             if ok and token >= 0:
                 outputs.append(self._append_token(request, token, logprobs_of(request, result, index)))
             else:
-                error = NO_TOKEN if ok else NOT_FINITE
-                self.finish(request, "error")
-                outputs.append(EngineOutput(request.request_id, finish_reason="error", error=error))
+                outputs.append(self.fail(request, NO_TOKEN if ok else NOT_FINITE))
         for scheduled in output.rows:
             if scheduled.request.row >= 0:
                 self.block_manager.publish(scheduled.request)
@@ -332,15 +338,16 @@ class Scheduler:
             if request.is_finished:
                 continue
             if request in failed:
-                outputs.append(self._end_not_finite(request))
+                outputs.append(self.fail(request, NOT_FINITE))
             elif reading.is_complete and not request.samples:
                 self.finish(request, "length")
                 outputs.append(EngineOutput(request.request_id, finish_reason="length", read=reading.outcome()))
         return outputs
 
-    def _end_not_finite(self, request: Request) -> EngineOutput:
-        self.finish(request, "error")
-        return EngineOutput(request.request_id, finish_reason="error", error=NOT_FINITE)
+    def fail(self, request: Request, error: str, reason: FinishReason = "error") -> EngineOutput:
+        """Ends a request that is to be told why."""
+        self.finish(request, reason)
+        return EngineOutput(request.request_id, finish_reason=reason, error=error)
 
     def _append_token(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...] | None) -> EngineOutput:
         request.token_ids.append(token)
@@ -366,8 +373,11 @@ class Scheduler:
         Forks of it that have not begun go on without it.
         """
         assert not request.is_finished
-        if request.status is RequestStatus.WAITING and request not in self.waiting:  # a fork that has not begun
-            self._leave_parent(request)
+        if request in self.held:
+            self.held.remove(request)
+        elif request.status is RequestStatus.WAITING and request not in self.waiting:  # a fork that has not begun
+            parent = next(each for each in self.requests() if request in each.forks)
+            parent.forks.remove(request)
         else:
             if request.status is RequestStatus.RUNNING:
                 if reason != "error":  # else what it computed may not be finite either
@@ -379,14 +389,10 @@ class Scheduler:
         request.status = RequestStatus.FINISHED
         request.finish_reason = reason
 
-    def _leave_parent(self, fork: Request) -> None:
-        parent = next(request for request in self.requests() if fork in request.forks)
-        parent.forks.remove(fork)
-
     def restart(self) -> None:
         """After the device state was lost, and all steps in flight with it: every running request is computed anew."""
         for request in list(self.running):
-            self._requeue(request)
+            self.requeue(request)
         for request in self.waiting:
             request.num_in_flight = 0
             if request.reading is not None:

@@ -65,6 +65,7 @@ class BlockMoves:
 class SchedulerOutput:
     """One step. `rows` ascend by row; the sampled tokens come back in the order of `samples`."""
 
+    weights_version: int = 0  # of all its rows
     rows: list[ScheduledRow] = field(default_factory=list)
     samples: list[ScheduledRow | ScheduledSample] = field(default_factory=list)
     readings: list[ScheduledReading] = field(default_factory=list)  # in their order the results come back

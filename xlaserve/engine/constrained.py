@@ -58,8 +58,7 @@ def _go_on(scheduler: Scheduler, request: Request, may_force: bool) -> tuple[np.
             if mask is not None and not mask.any():
                 raise ConstraintFailed(NO_TOKEN)
         except ConstraintFailed as error:
-            scheduler.finish(request, "error")
-            return None, [*outputs, EngineOutput(request.request_id, finish_reason="error", error=str(error))]
+            return None, [*outputs, scheduler.fail(request, str(error))]
         token = None if mask is None else only_token(mask)
         if token is None or not may_force or not _may_be_forced(request):
             return mask, outputs

@@ -7,7 +7,8 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +22,8 @@ from xlaserve.errors import EngineUnavailable, InvalidRequest, Overloaded
 logger = logging.getLogger(__name__)
 
 EngineState = Literal["ready", "draining", "failed"]
+PAUSED_SECONDS = 0.1  # between two looks at the deadlines of requests that wait while no step is made
+CALL_SECONDS = 120.0  # how long a step under way may keep a call: if longer, it hangs
 JOIN_SECONDS = 5.0  # how long shutdown waits for a step under way
 
 
@@ -63,8 +66,17 @@ class _Close:
 
 
 @dataclass(frozen=True)
+class _Call:
+    function: Callable[[LLMEngine], list[EngineOutput]]
+    done: Future[None]
+
+
+@dataclass(frozen=True)
 class _Stop:
     pass
+
+
+_Message = Request | _Abort | _Close | _Call | _Stop
 
 
 class EngineLoop:
@@ -81,7 +93,7 @@ class EngineLoop:
         self._metrics = metrics
         self.max_requests = max_requests
         self._max_waiting_tokens = max_waiting_tokens
-        self._inbox: queue.SimpleQueue[Request | _Abort | _Close | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
         self._changed = threading.Condition()  # guards the state, the dict of streams, the rate and the next number
         self._inbox_tokens = 0  # of prompts that the engine's thread has not seen yet
         self._rate = CompletionRate(time.monotonic())
@@ -161,7 +173,7 @@ class EngineLoop:
         full = None
         if self._num_places + places > self.max_requests:
             full = f"The engine has {self._num_places} requests; with {places} more they would pass its limit"
-        waiting = self._inbox_tokens + self._engine.scheduler.waiting.num_tokens
+        waiting = self._inbox_tokens + self._engine.num_waiting_tokens
         if self._max_waiting_tokens and waiting and waiting + num_tokens > self._max_waiting_tokens:
             full = f"Prompts of {waiting} tokens are waiting; with {num_tokens} more they would pass the limit"
         if full:
@@ -175,6 +187,21 @@ class EngineLoop:
     def _retry_after(self) -> int:
         num_waiting = len(self._streams) - len(self._engine.scheduler.running)
         return self._rate.seconds_until(max(1, num_waiting), time.monotonic())
+
+    def call(self, function: Callable[[LLMEngine], list[EngineOutput]]) -> None:
+        """Has the engine's thread call `function` between two steps, delivers what it returns, and waits for that.
+
+        Raises what it raises; EngineUnavailable when the engine has ended, or hangs in a step.
+        """
+        call = _Call(function, Future())
+        self._inbox.put(call)
+        until = time.monotonic() + CALL_SECONDS
+        while time.monotonic() < until and self._thread.is_alive():
+            wait([call.done], timeout=0.1)
+            if call.done.done():
+                return call.done.result()
+        call.done.cancel()
+        raise EngineUnavailable(FAILED if self._state == "failed" else "The engine has not taken the order.")
 
     def abort(self, stream: OutputStream, reason: FinishReason = "abort") -> None:
         """Ends a request in whatever phase it is; harmless when it has ended. `reason` goes to its stream."""
@@ -200,6 +227,7 @@ class EngineLoop:
             while not (self._stopping or self._engine.has_failed):
                 self._empty_inbox()
                 self._deliver(self._engine.expire(time.monotonic()))
+                self._engine.drop_old_weights()
                 if self._engine.has_work and not self._stopping:
                     self._deliver(self._engine.step())
                     self._metrics.observe_step(self._engine.last_step_tokens)
@@ -219,7 +247,10 @@ class EngineLoop:
         """Takes what is there; when the engine has nothing to do, waits until something is."""
         if not self._engine.has_work:
             self._idle = True
-            self._accept(self._inbox.get())
+            message = self._next_message()
+            if message is None:
+                return
+            self._accept(message)
             self._progress_time = time.monotonic()
             with self._changed:
                 self._rate.restart(self._progress_time)
@@ -227,19 +258,38 @@ class EngineLoop:
         while not self._inbox.empty():
             self._accept(self._inbox.get())
 
-    def _accept(self, message: Request | _Abort | _Close | _Stop) -> None:
+    def _next_message(self) -> _Message | None:
+        """Waits for it; where requests wait too, only until it is time to look at their deadlines."""
+        try:
+            return self._inbox.get(timeout=PAUSED_SECONDS if self._streams else None)
+        except queue.Empty:
+            return None
+
+    def _accept(self, message: _Message) -> None:
         match message:
             case Request():
-                self._engine.add_request(message)
+                self._deliver(self._engine.add_request(message))
                 with self._changed:
                     self._inbox_tokens -= message.num_prompt_tokens
             case _Abort(request, reason):
                 output = self._engine.finish_request(request, reason)
                 self._deliver([output] if output else [])
             case _Close(first):
-                self._engine.scheduler.close(first)
+                self._engine.scheduler.kept_rows.close(first)
+            case _Call():
+                self._run_call(message)
             case _Stop():
                 self._stopping = True
+
+    def _run_call(self, call: _Call) -> None:
+        if not call.done.set_running_or_notify_cancel():
+            return  # nobody waits for it any more
+        try:
+            self._deliver(call.function(self._engine))
+        except Exception as error:
+            call.done.set_exception(error)
+        else:
+            call.done.set_result(None)
 
     def _deliver(self, outputs: Iterable[EngineOutput]) -> None:
         now = time.monotonic()

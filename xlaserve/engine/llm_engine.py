@@ -14,6 +14,7 @@ from xlaserve.core.reading import ReadResult
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.core.step import SchedulerOutput
+from xlaserve.core.swap import change_weights, hold_newcomers, on_old_weights, release_newcomers
 from xlaserve.engine.constrained import constrain
 from xlaserve.engine.logit_rules import logit_rules
 from xlaserve.engine.step_commands import StepCommands
@@ -21,6 +22,7 @@ from xlaserve.errors import EngineUnavailable
 from xlaserve.runner.buckets import BucketUse
 from xlaserve.runner.commands import (
     CopyBlocks,
+    DropWeights,
     OffloadBlocks,
     ResetRow,
     RestoreBlocks,
@@ -33,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 3  # in a row, no token coming back in between
 FAILED = "The engine has failed; its log tells why."
+REPLACED = "The model's weights were replaced while this request was running: send it again."
 TIMED_OUT = "The timeout of this request was over before the engine had anything for it."
 
 
@@ -54,6 +57,7 @@ class LLMEngine:
     def __init__(self, scheduler: Scheduler, runner: Runner, *, async_scheduling: bool = True):
         self.scheduler = scheduler
         self.has_failed = False
+        self.is_paused = False  # no step is made, whatever there is to do
         self.last_step_tokens = 0  # launched by the last step()
         self._runner = runner
         self._steps_ahead = 1 if async_scheduling else 0
@@ -67,15 +71,28 @@ class LLMEngine:
 
     @property
     def has_work(self) -> bool:
-        return bool(self._in_flight) or self.scheduler.has_requests
+        return not self.is_paused and (bool(self._in_flight) or self.scheduler.has_requests)
 
-    def add_request(self, request: Request) -> None:
-        """Raises EngineUnavailable once the engine has failed."""
+    @property
+    def num_waiting_tokens(self) -> int:
+        """Of the prompts of the requests that wait."""
+        return self.scheduler.waiting.num_tokens + self.scheduler.held.num_tokens
+
+    def add_request(self, request: Request) -> list[EngineOutput]:
+        """Returns how it ended, should the weights be gone that it was to go on with.
+
+        Raises EngineUnavailable once the engine has failed.
+        """
         if self.has_failed:
             raise EngineUnavailable(FAILED)
+        weights = self.scheduler.weights
+        request.use_weights(weights.newest if request.continues is None else request.continues.weights_version)
         self.scheduler.add(request)
+        if request.weights_version not in weights:
+            return [self.scheduler.fail(request, REPLACED, "abort")]
         for each in (request, *request.forks):
             self._deadlines.add(each)
+        return []
 
     def finish_request(self, request: Request, reason: FinishReason) -> EngineOutput | None:
         """Ends a request in any phase; its row and blocks are free at once. None if it has finished already."""
@@ -168,6 +185,58 @@ class LLMEngine:
             read = [future.result() for future in step.readings]
             resolved.append((step.scheduled, read, step.sampled.result()))
         return resolved
+
+    def settle(self) -> list[EngineOutput]:
+        """Waits for all that is in flight: nothing is, until the next step."""
+        try:
+            return self._update(self._resolve(keep=0))
+        except Exception as error:
+            return self._recover(error)
+
+    def pause(self) -> list[EngineOutput]:
+        """No step is made until `resume`."""
+        self.is_paused = True
+        return self.settle()
+
+    def resume(self) -> list[EngineOutput]:
+        self.is_paused = False
+        return []
+
+    def use_weights(self, version: int, *, recompute: bool, hold: bool = False) -> list[EngineOutput]:
+        """Other weights, for all requests that have not begun; with `recompute` for all, whose KV is computed anew.
+
+        Those that have begun else go on with what they have, which is dropped when the last of them has ended.
+        hold: the runner has not got them yet: who has not begun waits for `release`.
+        """
+        outputs = self.settle()
+        if hold:
+            hold_newcomers(self.scheduler)
+        change_weights(self.scheduler, version, recompute=recompute)
+        self.drop_old_weights()
+        return outputs
+
+    def release(self) -> list[EngineOutput]:
+        """The runner has got the weights that newcomers wait for."""
+        release_newcomers(self.scheduler)
+        return []
+
+    def drop_old_weights(self) -> None:
+        """Those that no request goes on with."""
+        if len(weights := self.scheduler.weights) > 1:
+            for version in weights.unused(each.weights_version for each in on_old_weights(self.scheduler)):
+                weights.remove(version)
+                self._runner.execute(DropWeights(version))
+
+    def end_old(self) -> list[EngineOutput]:
+        """Ends what goes on with old weights, which are dropped."""
+        outputs = []
+        for request in on_old_weights(self.scheduler):
+            if request.is_finished:  # between two steps of a search, whose next one finds no weights
+                self.scheduler.kept_rows.close(request)
+            else:
+                outputs.append(self.scheduler.fail(request, REPLACED, "abort"))
+        self.drop_old_weights()
+        return outputs
 
     def _recover(self, error: Exception) -> list[EngineOutput]:
         self._in_flight.clear()

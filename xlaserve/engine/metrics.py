@@ -122,12 +122,12 @@ class _ReadWhenScraped(Collector):
     def collect(self) -> Iterable[Metric]:
         scheduler = self._engine.scheduler
         yield self._gauge("num_requests_running", "Requests that have a row", len(scheduler.running))
-        yield self._gauge("num_requests_waiting", "Requests that wait for one", len(scheduler.waiting))
+        yield self._gauge("num_requests_waiting", "Requests that wait for one", scheduler.num_waiting)
         yield self._gauge("kv_cache_usage_perc", "KV blocks in use, 0 to 1", scheduler.block_manager.usage())
         yield from self._blocks(scheduler.block_manager)
         occupancy = self._occupancy() if scheduler.has_requests else NOTHING
         yield self._gauge("kv_internal_waste", "Part of the used blocks without a token", occupancy.internal_waste)
-        yield from self._queue(occupancy if len(scheduler.waiting) else NOTHING)
+        yield from self._queue(occupancy if scheduler.num_waiting else NOTHING)
         padding = self._engine.bucket_use.padding.total()
         yield self._counter("padding_tokens", "Tokens computed for no request, to fill a program's size", padding)
         yield self._counter("prefix_cache_queries", "Prompt tokens looked for in blocks", scheduler.prefix_queries)

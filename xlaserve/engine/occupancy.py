@@ -1,5 +1,6 @@
 """What only a walk over all requests tells: taken by the engine's thread, now and then, for whoever asks."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ NOTHING = Occupancy({}, 0.0)
 
 def take_occupancy(scheduler: Scheduler) -> Occupancy:
     waiting: dict[QueueClass, tuple[int, float]] = {}
-    for request in scheduler.waiting:
+    for request in itertools.chain(scheduler.waiting, scheduler.held):
         name = request.tenant, request.priority
         count, oldest = waiting.get(name, (0, request.arrival_time))
         waiting[name] = count + 1, min(oldest, request.arrival_time)

@@ -113,7 +113,7 @@ class GenerationService:
         scheduler = self._scheduler
         return {
             "running": len(scheduler.running),
-            "waiting": len(scheduler.waiting),
+            "waiting": scheduler.num_waiting,
             "free_blocks": self.free_blocks(),
             "preemptions": scheduler.num_preemptions,
             "restores": scheduler.block_manager.num_restores,

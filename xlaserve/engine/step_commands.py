@@ -34,6 +34,7 @@ class StepCommands:
             outputs=tuple(self._outputs),
             num_samples=len(scheduled.samples),
             is_read=bool(scheduled.readings_of(Scoring)),
+            weights_version=scheduled.weights_version,
         )
 
     def readings(self) -> list[PromptLogprobs | Pool]:

@@ -97,6 +97,7 @@ class Body:
     outputs: tuple[int, ...]
     num_samples: int  # rows of the Sample to come, at most: more than outputs where one feeds several
     is_read: bool = False  # a PromptLogprobs follows
+    weights_version: int = 0  # the weights that compute it, and what follows it
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,14 @@ class Sample:
     masks: tuple[tuple[int, np.ndarray], ...] = ()  # (index into rows, int32 [ceil(V / 32)]): bits of allowed tokens
 
 
-Command = ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | PromptLogprobs | Pool | Sample
+@dataclass(frozen=True)
+class DropWeights:
+    """No Body names them any more. What is under way is not touched."""
+
+    version: int
+
+
+Command = ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | PromptLogprobs | Pool | Sample | DropWeights
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 Donated arrays are rebound on the line that donates them. It knows nothing of requests, text or scheduling.
 """
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from xlaserve.runner.commands import (
     Body,
     Command,
     CopyBlocks,
+    DropWeights,
     OffloadBlocks,
     Pool,
     PromptLogprobs,
@@ -35,6 +36,12 @@ from xlaserve.runner.programs import Programs, ProgramShapes
 from xlaserve.runner.row_state import mask_words, pack_reset, pack_rules
 
 
+@dataclass(frozen=True)
+class _Weights:
+    params: Any
+    head: Array  # [V, D]
+
+
 class ModelRunner:
     """Weights, KV pools, row state and the compiled programs of one model."""
 
@@ -46,8 +53,9 @@ class ModelRunner:
         programs: Programs,
     ):
         """programs: compiled for just these shapes and for such weights."""
-        self._params = params
-        self._head_weight = head_weight(params)
+        self._weights: dict[int, _Weights] = {}
+        self._weights_version = 0  # of the last Body
+        self.add_weights(0, params)
         self._shapes = shapes
         self._sharding = sharding
         self.programs = programs
@@ -60,6 +68,10 @@ class ModelRunner:
     @property
     def buckets(self) -> Buckets:
         return self._shapes.buckets
+
+    def add_weights(self, version: int, params: Any) -> None:
+        """Others of the same shapes, dtypes and places, for the bodies that name them. From any thread."""
+        self._weights[version] = _Weights(params, head_weight(params))
 
     def rebuild(self) -> None:
         """Makes pools and row state anew, empty: after a step that raised, the donated ones may be gone."""
@@ -92,6 +104,8 @@ class ModelRunner:
                 return self._pool(command)
             case Sample():
                 return self._sample(command)
+            case DropWeights(version):
+                self._weights.pop(version, None)
 
     def _reset_row(self, command: ResetRow) -> None:
         packed = pack_reset(self._shapes.reset_packing, command)
@@ -128,9 +142,13 @@ class ModelRunner:
         bucket = self.buckets.tokens_for(max(num_tokens, command.num_samples, least))
         self.bucket_use.count(bucket, num_tokens)
         packed = pack_body(self._shapes.body(bucket), command)
-        state = self._state
+        state, self._weights_version = self._state, command.weights_version
         self._hidden, self._kv_caches, tables = self.programs.bodies[bucket](
-            self._params, self._kv_caches, state.block_tables, state.last_tokens, packed
+            self._weights[command.weights_version].params,
+            self._kv_caches,
+            state.block_tables,
+            state.last_tokens,
+            packed,
         )
         self._state = replace(state, block_tables=tables)
 
@@ -138,7 +156,7 @@ class ModelRunner:
         assert self._hidden is not None, "PromptLogprobs before any Body"
         size = self._hidden.shape[0]
         packed = pack_prompt_logprobs(prompt_logprobs_packing(size), command)
-        output = self.programs.prompt_logprobs(self._head_weight, self._hidden, packed)
+        output = self.programs.prompt_logprobs(self._weights[self._weights_version].head, self._hidden, packed)
         for array in jax.tree.leaves(output):
             array.copy_to_host_async()
         return PromptLogprobsFuture(output, len(command.hidden_rows))
@@ -157,12 +175,13 @@ class ModelRunner:
         greedy = not command.masks and all(self._greedy[sample_row.row] for sample_row in command.rows)
         packed = pack_sample(sample_packing(size), command)
         state, program = self._state, self.programs.samples[size, greedy]
+        head = self._weights[self._weights_version].head
         if greedy:
-            output, last_tokens = program(self._head_weight, self._hidden, state.last_tokens, packed)
+            output, last_tokens = program(head, self._hidden, state.last_tokens, packed)
             self._state = replace(state, last_tokens=last_tokens)
         else:
             output, counts, last_tokens = program(
-                self._head_weight, self._hidden, state.sampling, state.rules, state.counts, state.last_tokens, packed,
+                head, self._hidden, state.sampling, state.rules, state.counts, state.last_tokens, packed,
                 self._masks(command, size),
             )  # fmt: skip
             self._state = replace(state, counts=counts, last_tokens=last_tokens)
