@@ -149,6 +149,9 @@ class ServerSection(_Section):
     max_waiting: int = Field(default=1024, ge=0)  # requests queued in the engine before 429
     max_waiting_tokens: int | None = Field(default=None, ge=1)  # of their prompts
     api_keys: dict[TenantName, TenantSection] = {}  # none: everybody is let in
+    admin_key: SecretStr | None = None  # of who may give orders (/admin/...); without one nobody may
+    admin_key_file: Path | None = None  # in place of it
+    admin_paths: tuple[Path, ...] = ()  # folders that weights may be read from, links followed
     allow_chat_template: bool = False  # of a request's own, rendered in a process that is killed when it runs away
     files: FilesSection = FilesSection()
     responses: ResponsesSection = ResponsesSection()
@@ -157,6 +160,24 @@ class ServerSection(_Section):
     @classmethod
     def _null_is_none(cls, value: Any) -> Any:
         return {} if value is None else value
+
+    @field_validator("admin_paths", mode="before")
+    @classmethod
+    def _null_is_empty(cls, value: Any) -> Any:
+        return () if value is None else value
+
+    @field_validator("admin_paths")
+    @classmethod
+    def _absolute(cls, paths: tuple[Path, ...]) -> tuple[Path, ...]:
+        if relative := [path for path in paths if not path.is_absolute()]:
+            raise ValueError(f"{relative[0]} is relative: write the whole path")
+        return paths
+
+    @model_validator(mode="after")
+    def _one_admin_key(self) -> "ServerSection":
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ValueError("server.admin_key and server.admin_key_file contradict each other: write one of them")
+        return self
 
 
 class ServedModelSection(_Section):
@@ -308,7 +329,9 @@ def _explain(where: str, error: Any) -> str:
 
 def _is_secret(path: Sequence[str]) -> bool:
     """Whether the value there may hold an API key, which no message shows."""
-    return "api_keys" in path and (path[-1] != "weight" or len(path) - path.index("api_keys") != 3)
+    return path[-1:] == ["admin_key"] or (
+        "api_keys" in path and (path[-1] != "weight" or len(path) - path.index("api_keys") != 3)
+    )
 
 
 def _suggest(path: list[str]) -> str:

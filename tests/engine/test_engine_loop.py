@@ -302,3 +302,14 @@ def test_deadlines_pass_while_no_step_is_made(setup):
     later = one.loop.submit(make_request("b", [1]))
     one.loop.call(lambda engine: engine.resume())
     assert read_all(later)[1] == "length"
+
+
+def test_old_weights_go_with_the_last_request_that_has_them(setup):
+    """Though nothing else comes to wake the loop."""
+    one = setup(step_seconds=0.002)
+    stream = one.loop.submit(make_request("a", [1], max_tokens=20))
+    one.runner.add_weights(1, None)
+    one.loop.call(lambda engine: engine.use_weights(1, recompute=False))
+    assert sorted(one.runner.weights) in ([0, 1], [1])
+    assert read_all(stream)[1] == "length"
+    assert wait_until(lambda: list(one.runner.weights) == [1])

@@ -85,7 +85,6 @@ class Swapped:
         assert list(self.runner.weights) == [], "both do not fit"
         self.runner.add_weights(self.newest, None)
         self.engine.resume()
-        self.collected.add(self.engine.release())
 
     def _note(self) -> None:
         for request in self.requests:
@@ -298,7 +297,7 @@ def test_who_waits_for_weights_can_end_before_and_its_other_answers_stay():
     swapped.engine.finish_request(first, "abort")
     check_scheduler(swapped.engine.scheduler)
     swapped.runner.add_weights(1, None)
-    swapped.engine.release()
+    swapped.engine.resume()
     swapped.finish()
     assert [request.finish_reason for request in swapped.requests] == ["abort", "length", "length", "length"]
     for request in swapped.requests[1:]:

@@ -10,13 +10,14 @@ from tests.server.toy_service import make_toy_service
 from tests.toys import byte_level_tokenizer
 from xlaserve.config import FilesSection
 from xlaserve.engine.served_models import ServedModels
+from xlaserve.server.admin_access import AdminAccess
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.state import ServerState
 
 
 @pytest.fixture
 def make_live():
-    """make_live(script, max_requests=, max_body=, api_keys=, make_batches=, **toy): a live server over a toy engine.
+    """make_live(script, max_requests=, max_body=, api_keys=, make_batches=, admin_access=, **toy): a live toy server.
 
     **toy: see make_toy_service."""
     servers = []
@@ -27,9 +28,16 @@ def make_live():
         max_body: int = 100_000,
         api_keys: dict[str, str] | None = None,
         make_batches: Callable[[ServerState], Batches] | None = None,
+        admin_access: AdminAccess | None = None,
         **toy: Any,
     ):
-        server = LiveServer(max_requests=max_requests, max_body=max_body, api_keys=api_keys, make_batches=make_batches)
+        server = LiveServer(
+            max_requests=max_requests,
+            max_body=max_body,
+            api_keys=api_keys,
+            make_batches=make_batches,
+            admin_access=admin_access,
+        )
         servers.append(server)
         server.service, server.runner = make_toy_service(script, **toy)
         server.state.set_ready(ServedModels(server.service))

@@ -10,6 +10,7 @@ from typing import Any
 from tests.toy_runner import ToyRunner
 from xlaserve.engine.service import GenerationService
 from xlaserve.server import wsgi
+from xlaserve.server.admin_access import AdminAccess
 from xlaserve.server.app import create_app
 from xlaserve.server.auth import ApiKeys
 from xlaserve.server.batches.batches import Batches
@@ -31,11 +32,12 @@ class LiveServer:
         max_body: int = 100_000,
         api_keys: dict[str, str] | None = None,
         make_batches: Callable[[ServerState], Batches] | None = None,
+        admin_access: AdminAccess | None = None,
     ):
         self.state = ServerState(max_requests=max_requests, max_body=max_body)
         self.batches = make_batches(self.state) if make_batches else None
         self._server = wsgi.HttpServer(
-            create_app(self.state, ApiKeys(api_keys), self.batches),
+            create_app(self.state, ApiKeys(api_keys), self.batches, admin_access=admin_access),
             wsgi.bind("127.0.0.1", 0),
             max_requests=max_requests,
             max_body=max_body,

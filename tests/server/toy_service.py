@@ -1,12 +1,13 @@
 """A GenerationService whose model says the same to every prompt."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tests.toy_runner import ToyRunner, make_engine
 from tests.toys import CHAT_TEMPLATE, byte_level_tokenizer
 from xlaserve.engine.service import GenerationService, ModelInfo
 from xlaserve.engine.tokenizer import Tokenizer
+from xlaserve.engine.weights_store import Store
 
 MAX_MODEL_LEN = 96
 REFUSING_SYSTEM = (
@@ -27,6 +28,7 @@ def make_toy_service(
     thinks: bool = False,
     takes_chat_template: bool = False,
     name: str = "toy",
+    make_store: Callable[[ToyRunner], Store] | None = None,
     **engine_options: Any,
 ) -> tuple[GenerationService, ToyRunner]:
     """Answers `script`, a token per byte (or ids), and then EOS. Prompts must not end as the script begins.
@@ -55,4 +57,5 @@ def make_toy_service(
         takes_chat_template=takes_chat_template,
     )
     limits = {"max_waiting": max_waiting, "max_waiting_tokens": max_waiting_tokens}
-    return GenerationService(engine, tokenizer, info, **limits), runner
+    store = make_store(runner) if make_store else None
+    return GenerationService(engine, tokenizer, info, **limits, store=store), runner

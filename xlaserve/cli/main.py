@@ -12,6 +12,7 @@ _COMMANDS = {
     "chat": "Chat with a model in the terminal.",
     "fetch": "Download a model ahead of time.",
     "build": "Compile a deployment's programs ahead of time.",
+    "admin": "Give orders to a running server.",
     "bench": "Measure: servers, start-up, the engine, the scheduler on a simulated device.",
 }
 

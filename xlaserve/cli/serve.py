@@ -34,6 +34,12 @@ BATCH_SECONDS = 5.0  # likewise, for lines of batches to be left
     help="Requests must carry this key. Other users of the machine see options, but not the environment.",
 )
 @click.option(
+    "--admin-key",
+    envvar="XLASERVE_ADMIN_KEY",
+    show_envvar=True,
+    help="Of who may give orders: see `xlaserve admin`. Without one nobody may.",
+)
+@click.option(
     "--files-dir", type=click.Path(path_type=Path), help="Folder for uploaded files and batches.  [default: none]"
 )
 @click.option(
@@ -52,6 +58,7 @@ def command(
     host: str | None,
     port: int | None,
     api_key: str | None,
+    admin_key: str | None,
     files_dir: Path | None,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
@@ -76,6 +83,7 @@ def command(
     named = {
         "server__host": host,
         "server__port": port,
+        "server__admin_key": admin_key,
         "server__files__folder": None if files_dir is None else str(files_dir),
         "model__tool_parser": tool_call_parser,
         "model__reasoning_parser": reasoning_parser,
@@ -90,19 +98,21 @@ def serve(config: "Config") -> None:
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     from xlaserve.cli.engine import calm_garbage_collector, shut_down
     from xlaserve.server import wsgi
+    from xlaserve.server.admin_access import AdminAccess, read_admin_key
     from xlaserve.server.app import create_app
     from xlaserve.server.auth import ApiKeys, read_keys
     from xlaserve.server.batches.batches import Batches
     from xlaserve.server.responses_api.store import ResponseStore
     from xlaserve.server.state import ServerState
 
-    keys = ApiKeys(read_keys(config.server.api_keys))
+    keys = read_keys(config.server.api_keys)
+    access = AdminAccess(read_admin_key(config.server, keys.values()), config.server.admin_paths)
     limits = {"max_requests": config.server.max_connections, "max_body": config.server.max_body}
     sock = wsgi.bind(config.server.host, config.server.port)  # before the long work of loading
     state = ServerState(**limits)
     files = config.server.files
     batches = Batches(files.folder, files, state) if files.folder else None
-    app = create_app(state, keys, batches, ResponseStore(config.server.responses))
+    app = create_app(state, ApiKeys(keys), batches, ResponseStore(config.server.responses), access)
     server = wsgi.HttpServer(app, sock, max_upload=files.max_file_bytes if batches else None, **limits)
     stop = _stop_signal()
     models = None

@@ -21,6 +21,7 @@ from xlaserve.engine.sizing import check_memory
 from xlaserve.engine.startup import StartupClock, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer, eos_union
 from xlaserve.engine.tool_parsers import parser_for
+from xlaserve.engine.weights_store import WeightsStore
 from xlaserve.errors import ConfigError
 from xlaserve.models import sources
 from xlaserve.models.loader import load_params
@@ -127,6 +128,7 @@ def _start(decided: Deployment, runner: ModelRunner, reporter: StartupClock) -> 
         max_waiting=config.server.max_waiting,
         max_waiting_tokens=config.server.max_waiting_tokens,
         startup=StartupFacts(LOG.compiled, LOG.cache_hits, LOG.loaded, lambda: reporter.spans),
+        store=WeightsStore(runner, model.config, settings.dtype, decided.mesh, checkpoint),
     )
 
 

@@ -112,6 +112,11 @@ class EngineLoop:
         return self._state
 
     @property
+    def is_over(self) -> bool:
+        """Whether the thread has ended."""
+        return not self._thread.is_alive()
+
+    @property
     def num_requests(self) -> int:
         """Submitted and not finished."""
         return len(self._streams)
@@ -227,10 +232,10 @@ class EngineLoop:
             while not (self._stopping or self._engine.has_failed):
                 self._empty_inbox()
                 self._deliver(self._engine.expire(time.monotonic()))
-                self._engine.drop_old_weights()
                 if self._engine.has_work and not self._stopping:
                     self._deliver(self._engine.step())
                     self._metrics.observe_step(self._engine.last_step_tokens)
+                self._engine.drop_old_weights()
                 self._progress_time = time.monotonic()
             if self._stopping:
                 self._deliver(self._engine.finish_all("abort"))

@@ -199,14 +199,21 @@ class LLMEngine:
         return self.settle()
 
     def resume(self) -> list[EngineOutput]:
+        """Steps are made, and newcomers queued: the runner has got the weights that they waited for."""
         self.is_paused = False
+        release_newcomers(self.scheduler)
         return []
+
+    def give_up(self) -> list[EngineOutput]:
+        """The runner has got nothing to go on with."""
+        self.has_failed = True
+        return self.finish_all("error", FAILED)
 
     def use_weights(self, version: int, *, recompute: bool, hold: bool = False) -> list[EngineOutput]:
         """Other weights, for all requests that have not begun; with `recompute` for all, whose KV is computed anew.
 
         Those that have begun else go on with what they have, which is dropped when the last of them has ended.
-        hold: the runner has not got them yet: who has not begun waits for `release`.
+        hold: the runner has not got them yet: who has not begun waits for `resume`.
         """
         outputs = self.settle()
         if hold:
@@ -214,11 +221,6 @@ class LLMEngine:
         change_weights(self.scheduler, version, recompute=recompute)
         self.drop_old_weights()
         return outputs
-
-    def release(self) -> list[EngineOutput]:
-        """The runner has got the weights that newcomers wait for."""
-        release_newcomers(self.scheduler)
-        return []
 
     def drop_old_weights(self) -> None:
         """Those that no request goes on with."""
@@ -250,8 +252,7 @@ class LLMEngine:
             else:
                 self.scheduler.restart()
                 return []
-        self.has_failed = True
-        return self.finish_all("error", FAILED)
+        return self.give_up()
 
     def finish_all(self, reason: FinishReason, error: str | None = None) -> list[EngineOutput]:
         """Ends every request; nothing that is still under way is waited for."""

@@ -25,6 +25,7 @@ _COMPILATION_REASONS = ("start-up", "unexpected")  # always shown; others once t
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480, 960, 1920)
+_SWAP_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
 _TOKENS = tuple(2**n for n in range(18))
 
 
@@ -68,6 +69,9 @@ class EngineMetrics:
             "request_time_per_output_token_seconds", "Mean time per token after a request's first", _TOKEN_SECONDS
         )
         self._end_to_end = histogram("e2e_request_latency_seconds", "From arrival to end", _REQUEST_SECONDS)
+        self._weight_swap = histogram(
+            "weight_swap_seconds", "From the order to the end of the old weights", _SWAP_SECONDS
+        )
         self._queue_time = histogram("request_queue_time_seconds", "From arrival to first step", _REQUEST_SECONDS)
 
     def observe_step(self, num_tokens: int) -> None:
@@ -100,6 +104,10 @@ class EngineMetrics:
         if request.num_output_tokens > 1 and request.first_token_time and request.last_token_time:
             seconds = request.last_token_time - request.first_token_time
             self._per_output_token.observe(seconds / (request.num_output_tokens - 1))
+
+    def observe_swap(self, seconds: float) -> None:
+        """From the order to the end of the old weights. By any thread."""
+        self._weight_swap.observe(seconds)
 
     def render(self) -> bytes:
         """The text that Prometheus scrapes; its type is `content_type`."""
@@ -136,6 +144,7 @@ class _ReadWhenScraped(Collector):
         manager = scheduler.block_manager
         yield self._counter("num_offloads", "KV blocks copied to host memory", manager.num_offloads)
         yield self._counter("num_restores", "KV blocks brought back from there", manager.num_restores)
+        yield self._gauge("weights_version", "Of the weights that newcomers get, 0 at start", scheduler.weights.newest)
         yield self._counter("num_forks", "Answers that began with another's blocks", scheduler.num_forks)
         yield from self._programs()
 

@@ -21,10 +21,12 @@ from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
 from xlaserve.engine.grammar.compiler import GrammarCompiler
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
+from xlaserve.engine.model_admin import ModelAdmin
 from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
 from xlaserve.engine.reasoning_rules import with_reasoning
 from xlaserve.engine.startup import NOT_MEASURED, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer
+from xlaserve.engine.weights_store import Store
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, PoolingParams, PoolingType, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
@@ -51,7 +53,8 @@ class ModelInfo:
 class GenerationService:
     """The engine with its thread. All methods may be called from any thread.
 
-    max_waiting: requests that may queue beside those that run. max_waiting_tokens: see EngineLoop.
+    max_waiting: requests that may queue beside those that run. max_waiting_tokens: see EngineLoop. store: of weights,
+    None: they stay as they are.
     """
 
     def __init__(
@@ -63,6 +66,7 @@ class GenerationService:
         max_waiting: int = 1024,
         max_waiting_tokens: int | None = None,
         startup: StartupFacts = NOT_MEASURED,
+        store: Store | None = None,
     ):
         self.info = info
         self.tokenizer = tokenizer
@@ -76,10 +80,16 @@ class GenerationService:
             max_requests=engine.scheduler.max_num_seqs + max_waiting,
             max_waiting_tokens=max_waiting_tokens,
         )
+        self.admin = ModelAdmin(self._loop, engine, self.metrics, store) if store else None
 
     @property
     def state(self) -> EngineState:
         return self._loop.state
+
+    @property
+    def weights_version(self) -> int:
+        """Of the weights that newcomers get: 0 until they are replaced."""
+        return self._scheduler.weights.newest
 
     def seconds_since_progress(self) -> float:
         """How long the present step has been running; 0 when idle."""

@@ -32,7 +32,11 @@ def resolve(section: ModelSection, *, cache_dir: Path, seed: int, announce: hub.
     if source.startswith(_RANDOM):
         _refuse_revision(source, section.revision)
         return RandomCheckpoint(Path(source.removeprefix(_RANDOM)).expanduser(), seed)
-    path = fetch(source, revision=section.revision, cache_dir=cache_dir, announce=announce)
+    return open_local(fetch(source, revision=section.revision, cache_dir=cache_dir, announce=announce), source)
+
+
+def open_local(path: Path, source: str) -> Checkpoint:
+    """A folder or a .gguf file, named `source` by the user. Raises CheckpointError."""
     if path.is_file():
         return GGUFFile(path, source)
     gguf_files = sorted(path.glob("*.gguf"))

@@ -6,7 +6,8 @@ from flask import Flask, Response, g, request
 from werkzeug.exceptions import HTTPException
 
 from xlaserve.errors import XlaserveError
-from xlaserve.server import docs_page, openai, openapi, utility
+from xlaserve.server import admin, docs_page, openai, openapi, utility
+from xlaserve.server.admin_access import PREFIX, AdminAccess
 from xlaserve.server.auth import ApiKeys
 from xlaserve.server.batches import batch_routes, file_routes
 from xlaserve.server.batches.batches import Batches
@@ -30,29 +31,36 @@ def create_app(
     api_keys: ApiKeys | None = None,
     batches: Batches | None = None,
     responses: ResponseStore | None = None,
+    admin_access: AdminAccess | None = None,
 ) -> Flask:
     """The application over `state`, which may still be loading its model.
 
     `api_keys`: None lets everybody in. `batches`: None: the server keeps no files. `responses`: None: one with the
-    default limits.
+    default limits. `admin_access`: None: nobody may give orders.
     """
     keys = api_keys or ApiKeys()
+    access = admin_access or AdminAccess()
     app = Flask(__name__, static_folder=None)
     app.extensions[STATE] = state
     app.extensions[KEYS] = keys
     app.extensions[BATCHES] = batches
+    app.extensions[admin.ADMIN] = access
     app.extensions[RESPONSES] = responses or ResponseStore()
     app.config["MAX_CONTENT_LENGTH"] = state.max_body
 
     @app.before_request
     def authenticate() -> None:
-        if request.path not in _OPEN:
-            g.tenant = keys.tenant_of(request.headers.get("Authorization"))
+        authorization = request.headers.get("Authorization")
+        if request.path.startswith(PREFIX):
+            access.check(authorization)
+        elif request.path not in _OPEN:
+            g.tenant = keys.tenant_of(authorization)
 
     app.register_blueprint(openai.routes)
     app.register_blueprint(response_routes.routes)
     app.register_blueprint(pooling_routes.routes)
     app.register_blueprint(utility.routes)
+    app.register_blueprint(admin.routes)
     app.register_blueprint(openapi.routes)
     app.register_blueprint(docs_page.routes)
     app.register_blueprint(file_routes.routes)

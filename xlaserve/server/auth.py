@@ -5,6 +5,8 @@ import hmac
 from collections.abc import Mapping
 from pathlib import Path
 
+from pydantic import SecretStr
+
 from xlaserve.config import TenantSection
 from xlaserve.errors import ConfigError
 from xlaserve.server.errors import Unauthorized
@@ -17,7 +19,7 @@ class ApiKeys:
 
     def __init__(self, keys: Mapping[str, str] | None = None):
         """`keys` by tenant, no two alike."""
-        self._digests = {tenant: _digest(key) for tenant, key in (keys or {}).items()}
+        self._digests = {tenant: digest(key) for tenant, key in (keys or {}).items()}
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -29,17 +31,22 @@ class ApiKeys:
         """
         if not self._digests:
             return ""
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != SCHEME or not key.strip():
-            raise Unauthorized("No API key was sent: use an Authorization header, 'Bearer YOUR_KEY'.")
-        given = _digest(key.strip())
-        found = [tenant for tenant, digest in self._digests.items() if hmac.compare_digest(digest, given)]
+        given = digest(bearer_key(authorization))
+        found = [tenant for tenant, known in self._digests.items() if hmac.compare_digest(known, given)]
         if not found:
             raise Unauthorized("The API key is not one of this server's.")
         return found[0]
 
 
-def _digest(key: str) -> bytes:
+def bearer_key(authorization: str | None) -> str:
+    """Of an Authorization header. Raises Unauthorized where there is none."""
+    scheme, _, key = (authorization or "").partition(" ")
+    if scheme.lower() != SCHEME or not key.strip():
+        raise Unauthorized("No API key was sent: use an Authorization header, 'Bearer YOUR_KEY'.")
+    return key.strip()
+
+
+def digest(key: str) -> bytes:
     """Of one length whatever the key's, which a comparison would tell."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
 
@@ -49,14 +56,20 @@ def read_keys(tenants: Mapping[str, TenantSection]) -> dict[str, str]:
     keys: dict[str, str] = {}
     for tenant, section in tenants.items():
         where = f"server.api_keys.{tenant}"
-        key = section.key.get_secret_value() if section.key is not None else _read(section.key_file, where)
-        if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise ConfigError(f"{where}: the key must be one or more ASCII characters without spaces")
+        key = key_of(section.key, section.key_file, where)
         if key in keys.values():
             other = next(name for name, known in keys.items() if known == key)
             raise ConfigError(f"{where}: has the same key as the tenant {other!r}")
         keys[tenant] = key
     return keys
+
+
+def key_of(key: SecretStr | None, file: Path | None, where: str) -> str:
+    """The key, or what the file holds; there is one or the other. Raises ConfigError naming `where`."""
+    found = key.get_secret_value() if key is not None else _read(file, where)
+    if not found or not found.isascii() or not found.isprintable() or " " in found:
+        raise ConfigError(f"{where}: the key must be one or more ASCII characters without spaces")
+    return found
 
 
 def _read(file: Path | None, where: str) -> str:

@@ -21,6 +21,13 @@ OBJECTS: dict[str, dict[str, str]] = {
         "add_generation_prompt": "false: the prompt does not open an answer. Of messages.",
         "return_token_strs": "true: the tokens as text, too.",
     },
+    "WeightsRequest": {
+        "path": "A folder or a .gguf file of the server's machine, in a folder of server.admin_paths: a checkpoint of "
+        "the same architecture.",
+        "policy": "What becomes of requests that run: drain: they finish on the old weights; recompute: they go on "
+        "with the new ones; abort: they end with an error.",
+        "timeout": "Seconds for those that finish on the old weights, after which they end with an error.",
+    },
     "Document": {"text": "Of the document."},
     "DetokenizeRequest": {"model": _MODEL, "tokens": "Token ids, below the size of the vocabulary."},
     "FileUpload": {"purpose": "There is no other.", "file": "One part with a filename. Not empty."},
@@ -145,5 +152,6 @@ OBJECTS: dict[str, dict[str, str]] = {
     "Reasoning": {"effort": "As chat's reasoning_effort."},
 }
 EXTENDING = (  # what OpenAI has not got
+    "WeightsRequest",
     *("StructuredOutputs", "ScoreRequest", "RerankRequest", "Document", "TokenizeRequest", "DetokenizeRequest"),
 )

@@ -19,6 +19,7 @@ from xlaserve.server.protocol.batch import BatchesQuery, BatchRequest, FilesQuer
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.completion import CompletionRequest
 from xlaserve.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
+from xlaserve.server.protocol.weights import WeightsReply, WeightsRequest
 from xlaserve.server.responses import (
     ChatChunk,
     ChatReply,
@@ -99,6 +100,7 @@ OPERATIONS = (
     Operation("get", "/v1/batches", "List batches", reply=replies.Page[replies.BatchReply], query=BatchesQuery),
     Operation("get", "/v1/batches/{batch_id}", "How far a batch has come", reply=replies.BatchReply),
     Operation("post", "/v1/batches/{batch_id}/cancel", "Stop a batch", reply=replies.BatchReply),
+    Operation("post", "/admin/models/{name}/weights", "Replace the model's weights", WeightsRequest, WeightsReply),
     Operation("get", "/health", "200 while requests can be served"),
     Operation("get", "/ready", "The same, with how far loading has come"),
     Operation("get", "/version", "The server's version"),

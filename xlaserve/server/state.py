@@ -126,7 +126,7 @@ class ServerState:
             detail |= {"step": self._step, "progress": self._progress}
         elif self._models is not None:
             first = self._models.first
-            detail |= {"model": first.info.name, "engine": first.state}
+            detail |= {"model": first.info.name, "engine": first.state, "weights_version": first.weights_version}
             if len(self._models) > 1:
                 detail["engines"] = {service.info.name: service.state for service in self._models}
         return detail

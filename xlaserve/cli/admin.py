@@ -1,0 +1,84 @@
+"""xlaserve admin: orders to a running server."""
+
+import json
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xlaserve.cli.options import user_errors
+
+GRACE_SECONDS = 600.0  # beyond the time-out of an order: to read a checkpoint
+
+
+@click.group(name="admin", short_help="Give orders to a running server.")
+def command() -> None:
+    """Give orders to a running server, which must have been started with an admin key and with server.admin_paths.
+
+    \b
+    Examples:
+      export XLASERVE_ADMIN_KEY=...
+      xlaserve admin swap /models/smollm2-step-2000
+      xlaserve admin swap /models/smollm2-step-2000 --policy recompute --url http://10.0.0.5:8000
+    """
+
+
+def server_options(function: Callable) -> Callable:
+    """--url and --admin-key."""
+    key = click.option(
+        "--admin-key", envvar="XLASERVE_ADMIN_KEY", show_envvar=True, required=True, help="The server's."
+    )
+    url = click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server's.")
+    return url(key(function))
+
+
+@command.command(short_help="Replace the weights of the model.")
+@click.argument("path", type=click.Path(path_type=Path))
+@click.option(
+    "--policy",
+    type=click.Choice(["drain", "recompute", "abort"]),
+    default="drain",
+    show_default=True,
+    help="What running requests do: finish on the old weights, go on with the new ones, or end with an error.",
+)
+@click.option("--timeout", type=float, default=300.0, show_default=True, help="Seconds to finish on the old weights.")
+@click.option("--model", help="Its name.  [default: the one that is served]")
+@server_options
+@user_errors
+def swap(path: Path, policy: str, timeout: float, model: str | None, url: str, admin_key: str) -> None:
+    """Replace the model's weights by those at PATH, a folder or a .gguf file on the server's machine."""
+    name = model or call(f"{url}/ready", None, None, timeout=10)["model"]
+    body = {"path": str(path.absolute()), "policy": policy, "timeout": timeout}
+    target = f"{url}/admin/models/{urllib.parse.quote(name)}/weights"
+    reply = call(target, admin_key, body, timeout=timeout + GRACE_SECONDS)
+    parts = ", ".join(f"{part} {seconds:.2f} s" for part, seconds in reply["seconds"].items())
+    click.echo(f"{name}: weights version {reply['weights_version']}, from {reply['path']} ({parts})")
+    if reply["ended_requests"]:
+        click.echo(f"{reply['ended_requests']} requests ended with an error", err=True)
+
+
+def call(url: str, admin_key: str | None, body: dict | None, *, timeout: float) -> dict[str, Any]:
+    """POSTs `body`, or GETs where there is none. Raises XlaserveError with what the server says."""
+    from xlaserve.errors import ConfigError, XlaserveError
+
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {admin_key}"} if admin_key else {})
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        request = urllib.request.Request(url, data, headers)
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            return json.load(response)
+    except urllib.error.HTTPError as error:
+        raise (ConfigError if error.code < 500 else XlaserveError)(_message(error)) from None
+    except (OSError, ValueError) as error:
+        raise XlaserveError(f"{url}: {getattr(error, 'reason', error)}") from None
+
+
+def _message(error: urllib.error.HTTPError) -> str:
+    try:
+        return json.load(error)["error"]["message"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return f"{error.code} {error.reason}"
