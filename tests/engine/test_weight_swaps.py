@@ -124,7 +124,7 @@ class Swapped:
             assert_read(self.collected.read.get(request.request_id), request, self.vocab_size, weights)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True, database=None)
+@settings(max_examples=60, deadline=None, derandomize=True, database=None)
 @given(
     trace=st.lists(rounds, min_size=1, max_size=5).map(lambda each: [*itertools.chain(*each)]),
     num_blocks=st.lists(st.integers(7, 14), min_size=1, max_size=2),

@@ -1,6 +1,7 @@
 """Where a running engine's weights come from: checkpoints of its own architecture, read and checked beside it."""
 
 from dataclasses import fields
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -70,7 +71,7 @@ class WeightsStore:
 
     def fits_beside(self) -> bool:
         specs = FAMILIES[self._config.family].param_specs(self._config)
-        num_bytes = sum(np.prod(spec.shape) for _, spec in named_specs(specs)) * self._dtype.itemsize
+        num_bytes = sum(prod(spec.shape) for _, spec in named_specs(specs)) * self._dtype.itemsize
         memory = device_memory(self._mesh.devices.flat[0])
         if memory is not None:
             return num_bytes <= memory.total - memory.in_use

@@ -32,8 +32,8 @@ class Examples:
         self._key = ' -H "Authorization: Bearer $API_KEY"' if with_key else ""
 
     def of(self, method: str, path: str) -> str | None:
-        """None for what is always refused."""
-        if path == "/v1/responses/{response_id}/cancel":
+        """None for what is always refused, and for orders, which need more than a call."""
+        if path == "/v1/responses/{response_id}/cancel" or path.startswith("/admin/"):
             return None
         first, _, rest = path.partition("{")
         name, _, last = rest.partition("}")
