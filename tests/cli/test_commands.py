@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-COMMANDS = ("serve", "generate", "chat", "fetch", "bench")
+COMMANDS = ("serve", "generate", "chat", "fetch", "admin", "bench")
 
 
 def xlaserve(*arguments: str, script: str = "hello", stdin: str | None = None) -> subprocess.CompletedProcess:
@@ -29,7 +29,7 @@ def test_help_is_quick_and_shows_examples():
 
 def test_help_imports_nothing_heavy():
     script = (
-        "import sys; from xlaserve.cli import bench, chat, fetch, generate, main, serve;"
+        "import sys; from xlaserve.cli import admin, bench, chat, fetch, generate, main, serve;"
         "print([m for m in ('jax', 'flask', 'pydantic', 'transformers', 'numpy', 'rich') if m in sys.modules])"
     )
     shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=30)
