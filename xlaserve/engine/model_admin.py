@@ -48,7 +48,7 @@ class ModelAdmin:
 
     @property
     def source(self) -> str:
-        """Where the weights come from that newcomers get."""
+        """Where the weights come from that newcomers get, as whoever chose them has named it."""
         return self._store.current.source
 
     def swap(self, path: Path, policy: SwapPolicy, timeout: float) -> SwapReport:
