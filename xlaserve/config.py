@@ -106,6 +106,7 @@ class CompileSection(_Section):
     cache_dir: Path | None = None  # persistent compilation cache; default: the user's cache folder
     bundle: Path | None = None  # a folder that `xlaserve build` has made: its programs are loaded. It is code: trust it
     bundle_strict: bool = False  # true: a bundle that does not fit is refused; else all is compiled afresh
+    serve_early: bool | None = None  # with one size of body, the others joining as they are made; None: with a bundle
 
 
 class TenantSection(_Section):

@@ -138,6 +138,8 @@ def serve(config: "Config") -> None:
             batches.close()
         for service in models or ():
             shut_down(service)
+    if service and service.late.is_busy:
+        os._exit(0)  # Python would wait for what compiles, longer perhaps than one who wants this process to end
 
 
 def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "ServedModels":

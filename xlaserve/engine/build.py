@@ -1,15 +1,18 @@
 """From a Config to a running GenerationService."""
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax.stages import Compiled
 
 from xlaserve.config import Config
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
-from xlaserve.engine.bundled import adopted, load_or_compile
+from xlaserve.engine.bundled import Maker, adopted, make_first, program_source
 from xlaserve.engine.deployment import Deployment, decide
 from xlaserve.engine.embeddings import pooling_of
 from xlaserve.engine.llm_engine import LLMEngine
@@ -27,39 +30,58 @@ from xlaserve.models import sources
 from xlaserve.models.loader import load_params
 from xlaserve.runner.bundle import manifest_of, save_bundle
 from xlaserve.runner.compilations import LOG, use_no_persistent_cache, use_persistent_cache
+from xlaserve.runner.late_programs import LatePrograms
 from xlaserve.runner.model_runner import ModelRunner
-from xlaserve.runner.programs import assemble, compile_all
+from xlaserve.runner.programs import Key, assemble, compile_all, num_threads
 from xlaserve.sampling_params import PoolingType
 from xlaserve.sharding import replicated, sharding_of
 
 
 def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> GenerationService:
-    """Compiles all programs or loads them from a bundle, loads the model and starts the engine's thread.
+    """Compiles the programs or loads them from a bundle, loads the model and starts the engine's thread.
 
     Compiling takes no memory on the device, and tells whether all will fit: so it comes before the weights are read, as
-    does the check of what their headers tell. Raises ConfigError or CheckpointError naming what is wrong.
+    does the check of what their headers tell. Where the device uses the host's memory there is nothing to check, and
+    both are done at the same time. Raises ConfigError or CheckpointError naming what is wrong.
     """
     use_persistent_cache(config.compile.cache_dir or cache_dir / "programs")
     reporter = clock = StartupClock(reporter)
     load_native(config.kernels, cache_dir / "native", reporter)
     decided = decide(adopted(config, reporter), cache_dir, reporter)
-    reporter.phase("compile the programs" if config.compile.bundle is None else "load the programs")
-    shapes, mesh = decided.sizing.shapes, decided.mesh
-    programs = load_or_compile(decided.config, shapes, decided.jobs, replicated(mesh), reporter)
-    check_memory(decided.sizing, programs.of_steps, reporter)
-    reporter.phase("load the weights")
-    params = load_params(
-        decided.model.specs,
-        decided.model.checkpoint,
-        dtype=decided.settings.dtype,
-        place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)),
-        on_progress=lambda done, total, name: reporter.progress("weights, bytes", done, total),
+    shapes, sharding = decided.sizing.shapes, replicated(decided.mesh)
+    is_checked = decided.sizing.memory is not None
+    source = program_source(
+        decided.config,
+        shapes,
+        decided.jobs,
+        sharding,
+        reporter,
+        with_largest=is_checked,  # for it needs most memory
     )
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        clock.phase("compile the programs" if source.bundle is None else "load the programs")
+        weights = None if is_checked else beside.submit(_load_weights, decided, clock)
+        first, late = make_first(source, config, reporter)
+        programs = assemble(shapes, first)
+        check_memory(decided.sizing, programs.of_steps, reporter, num_more=len(late))
+        clock.end()
+        params = _load_weights(decided, clock) if weights is None else weights.result()
     reporter.phase("start the engine")
-    runner = ModelRunner(params, shapes, replicated(mesh), programs)
-    service = _start(decided, runner, clock)
+    runner = ModelRunner(params, shapes, sharding, programs)
+    service = _start(decided, runner, first, late, clock)
     clock.end()
     return service
+
+
+def _load_weights(decided: Deployment, clock: StartupClock) -> Any:
+    with clock.beside("load the weights"):
+        return load_params(
+            decided.model.specs,
+            decided.model.checkpoint,
+            dtype=decided.settings.dtype,
+            place=lambda array, spec: jax.device_put(array, sharding_of(decided.mesh, spec.axes)),
+            on_progress=lambda done, total, name: clock.progress("weights, bytes", done, total),
+        )
 
 
 def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Reporter) -> tuple[int, int]:
@@ -82,8 +104,14 @@ def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Rep
     return len(programs), sum(file.stat().st_size for file in folder.iterdir())
 
 
-def _start(decided: Deployment, runner: ModelRunner, reporter: StartupClock) -> GenerationService:
-    """Scheduler, engine and its thread around a runner that is ready."""
+def _start(
+    decided: Deployment,
+    runner: ModelRunner,
+    programs: dict[Key, Compiled],
+    late: dict[Key, Maker],
+    reporter: StartupClock,
+) -> GenerationService:
+    """Scheduler, engine and its thread around a runner that has `programs`; those of `late` are made from now on."""
     config, model, settings, sizing = decided.config, decided.model, decided.settings, decided.sizing
     shapes = sizing.shapes
     groups = [GroupSpec(n, spec.sliding_window) for n, spec in zip(shapes.num_blocks, shapes.specs, strict=True)]
@@ -105,6 +133,14 @@ def _start(decided: Deployment, runner: ModelRunner, reporter: StartupClock) -> 
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         max_outputs=settings.buckets.outputs[-1],
     )
+    scheduler.max_num_batched_tokens = runner.buckets.tokens[-1]
+
+    def join(key: Key, program: Compiled) -> None:
+        """In this order: no step is to have more tokens than there is a body for."""
+        programs[key] = program
+        runner.use(assemble(shapes, programs))
+        scheduler.max_num_batched_tokens = runner.buckets.tokens[-1]
+
     engine = LLMEngine(scheduler, runner, async_scheduling=config.scheduler.async_scheduling)
     checkpoint = model.checkpoint
     info = ModelInfo(
@@ -121,14 +157,23 @@ def _start(decided: Deployment, runner: ModelRunner, reporter: StartupClock) -> 
         pooling=_pooling(config, checkpoint.folder, reporter),
         hidden_size=model.config.hidden_size,
     )
+    in_background = LatePrograms(late, join, max(1, num_threads() - 1))
     return GenerationService(
         engine,
         model.tokenizer,
         info,
         max_waiting=config.server.max_waiting,
         max_waiting_tokens=config.server.max_waiting_tokens,
-        startup=StartupFacts(LOG.compiled, LOG.cache_hits, LOG.loaded, lambda: reporter.spans),
         store=WeightsStore(runner, model.config, settings.dtype, decided.mesh, checkpoint),
+        startup=StartupFacts(
+            compiled=LOG.compiled,
+            cache_hits=LOG.cache_hits,
+            loaded=LOG.loaded,
+            spans=lambda: reporter.spans,
+            buckets=lambda: runner.buckets.tokens,
+            late=in_background.status,
+        ),
+        late=in_background,
     )
 
 

@@ -1,18 +1,22 @@
 """Programs from a bundle, or compiled where there is none that fits."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
-from jax.stages import Lowered
+from jax.stages import Compiled, Lowered
 from xlaserve_kernels.backend import available
 
 from xlaserve.config import Config
 from xlaserve.engine.reporter import Reporter
 from xlaserve.errors import ConfigError
-from xlaserve.runner.bundle import BundleMismatch, load_bundle, manifest_of, read_manifest
+from xlaserve.runner.bundle import BundleMismatch, manifest_of, open_bundle, read_manifest
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.programs import Key, Programs, ProgramShapes, assemble, compile_all
+from xlaserve.runner.programs import Key, ProgramShapes, compilations, late_keys, make_all
+
+Maker = Callable[[], Compiled]
 
 _UNDECIDED = (None, "auto")
 
@@ -61,31 +65,64 @@ def _has(backend: str) -> bool:
     return backend in available(jax.devices()[0].platform)
 
 
-def load_or_compile(
+@dataclass(frozen=True)
+class Source:
+    """What makes each program: of those to begin with, and of those that may come later."""
+
+    first: dict[Key, Maker]
+    late: dict[Key, Maker]
+    bundle: Path | None = None  # None: they are compiled
+    instead: "Source | None" = None  # where what is in the bundle cannot be loaded
+
+
+def program_source(
     config: Config,
     shapes: ProgramShapes,
     jobs: dict[Key, Callable[[], Lowered]],
     sharding: jax.sharding.Sharding,
     reporter: Reporter,
-) -> Programs:
-    """Raises ConfigError for a bundle that does not fit, where only a bundle will do."""
+    *,
+    with_largest: bool,
+) -> Source:
+    """with_largest: see `late_keys`. Raises ConfigError for a bundle that does not fit, where only a bundle will do."""
+    late = late_keys(shapes, jobs, with_largest=with_largest)
+    folder, serve_early = config.compile.bundle, config.compile.serve_early
+    apart = late if serve_early else set()
+    compiler = Source(
+        compilations({key: job for key, job in jobs.items() if key not in apart}, sharding, "start-up"),
+        compilations({key: job for key, job in jobs.items() if key in apart}, sharding, "background"),
+    )
+    if folder is None:
+        return compiler
+    try:
+        makers = open_bundle(folder, manifest_of(shapes, sharding), jobs)
+    except BundleMismatch as error:
+        _refuse_or_tell(config, error, reporter)
+        return compiler
+    apart = set() if serve_early is False else late
+    first = {key: make for key, make in makers.items() if key not in apart}
+    return Source(first, {key: makers[key] for key in makers if key in apart}, folder, compiler)
+
+
+def make_first(source: Source, config: Config, reporter: Reporter) -> tuple[dict[Key, Compiled], dict[Key, Maker]]:
+    """The programs to begin with, and what makes the others. Raises as `program_source`."""
 
     def progress(_name: str, done: int, total: int) -> None:
         reporter.progress("programs", done, total)
 
-    folder = config.compile.bundle
-    if folder is not None:
-        try:
-            programs = load_bundle(folder, manifest_of(shapes, sharding), jobs, progress)
-        except BundleMismatch as error:
-            _refuse_or_tell(config, error, reporter)
-        else:
-            reporter.info("programs", len(programs), f"of the bundle {folder}")
-            return assemble(shapes, programs)
-    programs = assemble(shapes, compile_all(jobs, sharding, progress))
+    try:
+        programs = make_all(source.first, progress)
+    except BundleMismatch as error:
+        _refuse_or_tell(config, error, reporter)
+        assert source.instead is not None
+        return make_first(source.instead, config, reporter)
     found = f"{sum(LOG.compiled().values())} compilations, {LOG.cache_hits()} found in the compilation cache"
+    if source.bundle is not None:
+        found = f"of the bundle {source.bundle}"
+    if source.late:
+        found += f"; {len(source.late)} more come while these serve (compile.serve_early)"
     reporter.info("programs", len(programs), found)
-    return programs
+    return programs, source.late
 
 
 def _refuse_or_tell(config: Config, error: BundleMismatch, reporter: Reporter) -> None:

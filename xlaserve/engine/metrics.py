@@ -21,7 +21,7 @@ from xlaserve.engine.occupancy import NOTHING, SECONDS, Occupancy, take_occupanc
 from xlaserve.engine.startup import StartupFacts
 
 PREFIX = "xlaserve:"
-_COMPILATION_REASONS = ("start-up", "unexpected")  # always shown; others once they occur
+_COMPILATION_REASONS = ("start-up", "background", "unexpected")  # always shown; others once they occur
 
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480, 960, 1920)
@@ -155,6 +155,9 @@ class _ReadWhenScraped(Collector):
         yield self._counter("program_loads", "Programs loaded from a bundle", startup.loaded())
         compiled = dict.fromkeys(_COMPILATION_REASONS, 0) | dict(startup.compiled())
         yield self._counters("compilations", "Programs compiled", "reason", compiled)
+        late = startup.late()
+        yield self._gauge("programs_left", "Programs that are still being made", len(late.left))
+        yield self._gauge("programs_failed", "Programs that could not be made in the background", len(late.failed))
         phases = GaugeMetricFamily(
             f"{PREFIX}startup_seconds", "Seconds that a phase of start-up took", labels=(*self._labels, "phase")
         )

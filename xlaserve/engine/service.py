@@ -28,6 +28,7 @@ from xlaserve.engine.startup import NOT_MEASURED, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.engine.weights_store import Store
 from xlaserve.errors import InvalidRequest
+from xlaserve.runner.late_programs import LatePrograms
 from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, PoolingParams, PoolingType, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
@@ -54,7 +55,7 @@ class GenerationService:
     """The engine with its thread. All methods may be called from any thread.
 
     max_waiting: requests that may queue beside those that run. max_waiting_tokens: see EngineLoop. store: of weights,
-    None: they stay as they are.
+    None: they stay as they are. late: programs that are not there yet.
     """
 
     def __init__(
@@ -67,10 +68,12 @@ class GenerationService:
         max_waiting_tokens: int | None = None,
         startup: StartupFacts = NOT_MEASURED,
         store: Store | None = None,
+        late: LatePrograms | None = None,
     ):
         self.info = info
         self.tokenizer = tokenizer
         self.startup = startup
+        self.late = late or LatePrograms({}, lambda key, program: None, 0)
         self.metrics = EngineMetrics(info.name, engine, startup)
         self._scheduler = engine.scheduler
         self._grammars = GrammarCompiler(tokenizer, info.vocab_size, info.eos_ids)
@@ -304,8 +307,10 @@ class GenerationService:
     def shutdown(self, timeout: float) -> bool:
         """Takes no more requests, gives the present ones `timeout` seconds, aborts the rest, ends the thread.
 
-        False: the thread hangs in a step, which nothing can cancel; the process should exit. Idempotent.
+        False: the thread hangs in a step, which nothing can cancel; the process should exit. Idempotent. A program that
+        is being made in the background is not waited for: Python does that when it exits.
         """
+        self.late.cancel()
         return self._loop.shutdown(timeout)
 
 

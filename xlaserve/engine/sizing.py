@@ -52,17 +52,19 @@ def size_pools(
     return Sizing(shapes, chosen.pool, chosen.max_model_len, memory, tree_bytes(weights))
 
 
-def check_memory(sizing: Sizing, programs: Iterable[Compiled], reporter: Reporter) -> None:
+def check_memory(sizing: Sizing, programs: Iterable[Compiled], reporter: Reporter, *, num_more: int = 0) -> None:
     """Tells what the final programs need. Raises ConfigError when that, weights and pools together are too much.
 
     So it would be if temporaries grew with the pools: their budget left room for those of programs over small ones.
+    num_more: programs to come, none of which needs more than one of these. A device that uses the host's memory is not
+    asked: its compiler takes a while to tell.
     """
-    needed = program_memory(sizing.shapes, programs)
-    shown = f"{mib(needed.temporaries)} of temporaries, {mib(needed.num_bytes - needed.temporaries)} besides"
-    reporter.info("programs' memory", shown, "by the compiler's account")
     memory = sizing.memory
     if memory is None:
         return
+    needed = program_memory(sizing.shapes, programs, num_more=num_more)
+    shown = f"{mib(needed.temporaries)} of temporaries, {mib(needed.num_bytes - needed.temporaries)} besides"
+    reporter.info("programs' memory", shown, "by the compiler's account")
     taken = memory.in_use + sizing.weight_bytes + sizing.pool.num_bytes + needed.num_bytes
     if taken > memory.total:
         raise ConfigError(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from xlaserve.engine.reporter import Reporter
+from xlaserve.runner.late_programs import LateStatus
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,6 @@ class StartupClock:
             self._spans.append(Span(name, start, time.monotonic()))
 
 
-def _no_spans() -> Sequence[Span]:
-    return ()
-
-
 @dataclass(frozen=True)
 class StartupFacts:
     """What the metrics tell of start-up and of programs; asked whenever they are scraped."""
@@ -80,7 +77,9 @@ class StartupFacts:
     compiled: Callable[[], Mapping[str, int]] = dict  # programs so far, by reason
     cache_hits: Callable[[], int] = int  # compilations spared by the persistent cache
     loaded: Callable[[], int] = int  # programs that came from a bundle
-    spans: Callable[[], Sequence[Span]] = _no_spans
+    spans: Callable[[], Sequence[Span]] = tuple
+    buckets: Callable[[], Sequence[int]] = tuple  # sizes of body that are ready, in tokens
+    late: Callable[[], LateStatus] = LateStatus  # of the programs that were not there at first
 
 
 NOT_MEASURED = StartupFacts()

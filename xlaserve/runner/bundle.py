@@ -12,7 +12,8 @@ import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -118,12 +119,10 @@ def read_manifest(folder: Path) -> Manifest:
     return manifest
 
 
-def load_bundle(
-    folder: Path, wanted: Manifest, keys: Mapping[Key, Any], on_progress: Callable[[str, int, int], None]
-) -> dict[Key, Compiled]:
-    """The programs of `keys`, once all of them are what the manifest says, which is what is `wanted`.
+def open_bundle(folder: Path, wanted: Manifest, keys: Iterable[Key]) -> dict[Key, Callable[[], Compiled]]:
+    """What loads each program of `keys`, once all of them are what the manifest says, which is what is `wanted`.
 
-    Nothing of the bundle is run before. Raises BundleMismatch.
+    Nothing of the bundle is run before. Raises BundleMismatch, as does a function whose program cannot be loaded.
     """
     manifest = read_manifest(folder)
     if differences := list(_differences(manifest, wanted)):
@@ -132,16 +131,16 @@ def load_bundle(
     missing = [key for key in keys if key not in files]
     if missing:
         raise BundleMismatch(f"{folder}: has no program {missing[0]}")
-    data = {key: _read_program(folder, files[key]) for key in keys}
-    programs = {}
-    for done, (key, payload) in enumerate(data.items(), start=1):
-        try:
-            programs[key] = deserialize_and_load(*pickle.loads(payload))
-            LOG.count_load()
-        except Exception as error:
-            raise BundleMismatch(f"{folder / files[key].file}: cannot be loaded: {error}") from error
-        on_progress(f"{key[0]} {key[1]}", done, len(data))
-    return programs
+    return {key: partial(_load, folder / files[key].file, _read_program(folder, files[key])) for key in keys}
+
+
+def _load(file: Path, data: bytes) -> Compiled:
+    try:
+        program = deserialize_and_load(*pickle.loads(data))
+    except Exception as error:
+        raise BundleMismatch(f"{file}: cannot be loaded: {error}") from error
+    LOG.count_load()
+    return program
 
 
 def _save_program(folder: Path, key: Key, program: Compiled) -> ProgramFile:

@@ -23,21 +23,23 @@ class CompilationLog:
         self._compiled: Counter[str] = Counter()
         self._hits = 0
         self._loaded = 0
-        self._thread = threading.local()  # `hit`: the compile event to come, on the same thread, is no compilation
-        self._reason = "unexpected"
+        # Of each thread: `hit`, the compile event to come is no compilation; `reason`, what it is counted under.
+        self._thread = threading.local()
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         jax.monitoring.register_event_listener(self._on_event)
 
     @contextlib.contextmanager
     def expect(self, reason: str):
-        """Compilations within the block, by any thread, are counted under `reason`."""
-        with self._lock:
-            previous, self._reason = self._reason, reason
+        """Compilations within the block, by this thread, are counted under `reason`."""
+        previous = self._of_thread()
+        self._thread.reason = reason
         try:
             yield
         finally:
-            with self._lock:
-                self._reason = previous
+            self._thread.reason = previous
+
+    def _of_thread(self) -> str:
+        return getattr(self._thread, "reason", "unexpected")
 
     def compiled(self) -> dict[str, int]:
         """Programs compiled so far by reason; those found in the persistent cache are not among them."""
@@ -69,7 +71,7 @@ class CompilationLog:
             if hit:
                 self._hits += 1
             else:
-                self._compiled[self._reason] += 1
+                self._compiled[self._of_thread()] += 1
 
 
 def use_persistent_cache(folder: Path) -> None:

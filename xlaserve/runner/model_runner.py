@@ -52,22 +52,31 @@ class ModelRunner:
         sharding: jax.sharding.Sharding,
         programs: Programs,
     ):
-        """programs: compiled for just these shapes and for such weights."""
+        """programs: compiled for just these shapes and for such weights; some may come later, by `use`."""
         self._weights: dict[int, _Weights] = {}
         self._weights_version = 0  # of the last Body
         self.add_weights(0, params)
         self._shapes = shapes
         self._sharding = sharding
-        self.programs = programs
+        self.use(programs)
         self.bucket_use = BucketUse.of(shapes.buckets)
         if shapes.host_slots:  # kept when the device's memory is lost
             self._host = HostSlots(shapes.specs, shapes.layouts, shapes.host_slots)
         with LOG.expect("start-up"):
             self.rebuild()
 
+    def use(self, programs: Programs) -> None:
+        """From the next step on these, among them all that were there before. From any thread."""
+        self._ready = programs, programs.ready(self._shapes.buckets)
+
+    @property
+    def programs(self) -> Programs:
+        return self._ready[0]
+
     @property
     def buckets(self) -> Buckets:
-        return self._shapes.buckets
+        """Those whose programs are there."""
+        return self._ready[1]
 
     def add_weights(self, version: int, params: Any) -> None:
         """Others of the same shapes, dtypes and places, for the bodies that name them. From any thread."""
@@ -138,12 +147,13 @@ class ModelRunner:
 
     def _body(self, command: Body) -> None:
         num_tokens = sum(row.num_tokens for row in command.rows)
-        least = self.buckets.least_reading if command.is_read else 0
-        bucket = self.buckets.tokens_for(max(num_tokens, command.num_samples, least))
+        programs, buckets = self._ready
+        least = buckets.least_reading if command.is_read else 0
+        bucket = buckets.tokens_for(max(num_tokens, command.num_samples, least))
         self.bucket_use.count(bucket, num_tokens)
         packed = pack_body(self._shapes.body(bucket), command)
         state, self._weights_version = self._state, command.weights_version
-        self._hidden, self._kv_caches, tables = self.programs.bodies[bucket](
+        self._hidden, self._kv_caches, tables = programs.bodies[bucket](
             self._weights[command.weights_version].params,
             self._kv_caches,
             state.block_tables,

@@ -27,12 +27,13 @@ class ProgramMemory:
         return self.temporaries + self.code + OUTPUTS_AT_ONCE * self.outputs + self.state
 
 
-def program_memory(shapes: ProgramShapes, programs: Iterable[Compiled]) -> ProgramMemory:
-    """Of all `programs` together."""
+def program_memory(shapes: ProgramShapes, programs: Iterable[Compiled], *, num_more: int = 0) -> ProgramMemory:
+    """Of all `programs` together, and of `num_more` others that need no more than one of these."""
     found: list[Any] = [program.memory_analysis() for program in programs]
+    code = [memory.generated_code_size_in_bytes for memory in found]
     return ProgramMemory(
         temporaries=max(memory.temp_size_in_bytes for memory in found),
-        code=sum(memory.generated_code_size_in_bytes for memory in found),
+        code=sum(code) + num_more * max(code),
         outputs=max(memory.output_size_in_bytes - memory.alias_size_in_bytes for memory in found),
         state=tree_bytes(jax.eval_shape(shapes.row_state)),
     )

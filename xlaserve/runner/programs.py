@@ -2,9 +2,9 @@
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -37,7 +37,7 @@ from xlaserve.runner.row_state import (
 
 # XLA joins products of the same input by copying their weights side by side first, in every step: of Llama-3.1-8B's
 # those of q, k and v, 1.6 GB, and with tensor parallelism those of gate and up too.
-COMPILER_OPTIONS = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}  # by platform
+COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}  # by platform
 # Likewise for devices that are not here: without a card XLA cannot measure tiles for Triton products, and takes some
 # of 16x8. cuBLASLt chooses when it runs.
 UNMEASURED_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
@@ -126,6 +126,15 @@ class Programs:
     def __len__(self) -> int:
         return 1 + len(list(self.of_steps))
 
+    def ready(self, buckets: Buckets) -> Buckets:
+        """Those whose body is there, and the heads for what it returns."""
+
+        def is_ready(bucket: int) -> bool:
+            heads = [(buckets.outputs_of(bucket), greedy) for greedy in (False, True)]
+            return bucket in self.bodies and all(head in self.samples for head in heads)
+
+        return replace(buckets, tokens=tuple(filter(is_ready, buckets.tokens)))
+
 
 def compile_programs(
     shapes: ProgramShapes,
@@ -142,8 +151,24 @@ def compile_programs(
     return assemble(shapes, compile_all(jobs, sharding, on_progress))
 
 
+def late_keys(shapes: ProgramShapes, keys: Iterable[Key], *, with_largest: bool) -> set[Key]:
+    """What a server can begin without: all bodies but the smallest that has a token for each row, and heads that only
+    those others use. with_largest: nor without the largest, which needs most memory."""
+    buckets = shapes.buckets
+    first = {
+        buckets.tokens_for(min(buckets.outputs[-1], buckets.tokens[-1])),
+        *(buckets.tokens[-1:] if with_largest else ()),
+    }
+    outputs = {buckets.outputs_of(bucket) for bucket in first}
+
+    def is_late(kind: str, size: Any) -> bool:
+        return (kind == "body" and size not in first) or (kind == "sample" and size[0] not in outputs)
+
+    return {key for key in keys if is_late(*key)}
+
+
 def assemble(shapes: ProgramShapes, compiled: Mapping[Key, Compiled]) -> Programs:
-    """compiled: all that `lowerings` names."""
+    """compiled: all that `lowerings` names; those of `late_keys` may be missing."""
     bodies, samples = (
         {key: program for (kind, key), program in compiled.items() if kind == wanted} for wanted in ("body", "sample")
     )
@@ -161,15 +186,39 @@ def compile_all(
     on_progress: Callable[[str, int, int], None],
 ) -> dict[Key, Compiled]:
     """Compiles what `jobs` lower, in their order, several at a time; `on_progress` as in compile_programs."""
-    programs = {}
+    return make_all(compilations(jobs, sharding, "start-up"), on_progress)
+
+
+def compilations(
+    jobs: Mapping[Key, Callable[[], Lowered]], sharding: jax.sharding.Sharding, reason: str
+) -> dict[Key, Callable[[], Compiled]]:
+    """What compiles each of `jobs`; it is counted under `reason`."""
     options = COMPILER_OPTIONS.get(next(iter(sharding.device_set)).platform)
-    with LOG.expect("start-up"), ThreadPoolExecutor(max_workers=min(MAX_THREADS, os.cpu_count() or 1)) as pool:
-        futures = {pool.submit(lambda lower=lower: lower().compile(options)): key for key, lower in jobs.items()}
+
+    def compile_one(lower: Callable[[], Lowered]) -> Compiled:
+        with LOG.expect(reason):
+            return lower().compile(options)
+
+    return {key: functools.partial(compile_one, lower) for key, lower in jobs.items()}
+
+
+def make_all(
+    makers: Mapping[Key, Callable[[], Compiled]], on_progress: Callable[[str, int, int], None]
+) -> dict[Key, Compiled]:
+    """The programs, made in their order, several at a time; raises what the first failing one raises."""
+    programs = {}
+    with ThreadPoolExecutor(max_workers=num_threads()) as pool:
+        futures = {pool.submit(make): key for key, make in makers.items()}
         for done, future in enumerate(as_completed(futures), start=1):
             kind, key = futures[future]
             programs[kind, key] = future.result()
-            on_progress(f"{kind} {key}", done, len(jobs))
+            on_progress(f"{kind} {key}", done, len(makers))
     return programs
+
+
+def num_threads() -> int:
+    """That compile or load programs."""
+    return min(MAX_THREADS, os.cpu_count() or 1)
 
 
 def lowerings(

@@ -127,6 +127,11 @@ class ServerState:
         elif self._models is not None:
             first = self._models.first
             detail |= {"model": first.info.name, "engine": first.state, "weights_version": first.weights_version}
+            startup = first.startup
+            late = startup.late()
+            detail["programs"] = {
+                "buckets": list(startup.buckets()), "left": len(late.left), "failed": len(late.failed),
+            }  # fmt: skip
             if len(self._models) > 1:
                 detail["engines"] = {service.info.name: service.state for service in self._models}
         return detail

@@ -30,7 +30,7 @@ def health() -> Response:
 
 @routes.get("/ready")
 def ready() -> Response:
-    """The same, with detail: how far loading has come."""
+    """The same, with detail: how far loading has come; then the sizes of body that are there, and what is missing."""
     state = server_state()
     try:
         state.check_health()
