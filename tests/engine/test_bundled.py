@@ -70,10 +70,38 @@ def test_nothing_is_compiled_and_the_ids_are_transformers(bundle, cache_dir, giv
     before = LOG.compiled(), LOG.cache_hits()
     with start(cache_dir, compile__bundle=bundle, compile__bundle_strict="true", **given) as (llm, told):
         found = ids(llm.generate(prompts(LENGTHS), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)))
+        assert llm.service.late.wait(60)
+        assert llm.service.startup.buckets() == (4, 8)
     assert found == tiny_models.greedy("llama", LENGTHS)
     assert (LOG.compiled(), LOG.cache_hits()) == before
     assert str(bundle) in told.infos["programs"][1]
     assert told.infos["max_num_seqs"][0] == 4
+
+
+@pytest.mark.parametrize(("early", "num_late"), [("null", 1), ("true", 1), ("false", 0)])
+def test_the_larger_body_is_loaded_while_the_smaller_one_serves(bundle, cache_dir, early, num_late):
+    loaded = LOG.loaded()
+    with start(cache_dir, compile__bundle=bundle, compile__serve_early=early) as (llm, told):
+        assert llm.service.late.wait(60)
+    assert LOG.loaded() == loaded + len(read_manifest(bundle).programs) == loaded + told.infos["programs"][0] + num_late
+
+
+def test_a_program_that_cannot_be_loaded_is_compiled(bundle, cache_dir, monkeypatch):
+    """As on a processor that lacks what the bundle's has: digests and versions are right, and yet it does not run."""
+
+    def refuse(*_: object) -> None:
+        raise RuntimeError("compiled for another processor")
+
+    monkeypatch.setattr("xlaserve.runner.bundle.deserialize_and_load", refuse)
+    with start(cache_dir, compile__bundle=bundle, **SETTINGS) as (llm, told):
+        found = ids(llm.generate(prompts(LENGTHS), SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)))
+    assert found == tiny_models.greedy("llama", LENGTHS)
+    assert "compiled for another processor" in told.infos["bundle"][1]
+    with (
+        pytest.raises(ConfigError, match="compiled for another processor"),
+        start(cache_dir, compile__bundle=bundle, compile__bundle_strict="true", **SETTINGS),
+    ):
+        pass
 
 
 OTHERS = {
