@@ -44,7 +44,7 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     does the check of what their headers tell. Where the device uses the host's memory there is nothing to check, and
     both are done at the same time. Raises ConfigError or CheckpointError naming what is wrong.
     """
-    use_persistent_cache(config.compile.cache_dir or cache_dir / "programs")
+    _use_cache(config.compile.cache_dir or cache_dir / "programs", reporter)
     reporter = clock = StartupClock(reporter)
     load_native(config.kernels, cache_dir / "native", reporter)
     decided = decide(adopted(config, reporter), cache_dir, reporter)
@@ -71,6 +71,13 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     service = _start(decided, runner, first, late, clock)
     clock.end()
     return service
+
+
+def _use_cache(folder: Path, reporter: Reporter) -> None:
+    try:
+        use_persistent_cache(folder)
+    except OSError as error:
+        reporter.info("compilation cache", "none", f"{folder}: cannot be made: {error.strerror}")
 
 
 def _load_weights(decided: Deployment, clock: StartupClock) -> Any:

@@ -9,8 +9,6 @@ import jax
 import jax.monitoring
 from jax.experimental.compilation_cache import compilation_cache
 
-from xlaserve.errors import ConfigError
-
 _COMPILED = "/jax/core/compile/backend_compile_duration"  # fires for a cache hit too
 _HIT = "/jax/compilation_cache/cache_hits"
 
@@ -77,16 +75,17 @@ class CompilationLog:
 def use_persistent_cache(folder: Path) -> None:
     """Keeps the programs this process compiles from now on in `folder`, also when it has used another one before.
 
-    The thresholds are zero on purpose: many small programs make a start slow too. Raises ConfigError when the folder
-    cannot be made.
+    The thresholds are zero on purpose: many small programs make a start slow too. Raises OSError when the folder cannot
+    be made; then nothing is kept. One that cannot be read or written later only costs time: jax warns of it.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"cannot make the folder for compiled programs, {folder}: {error.strerror}") from error
+    use_no_persistent_cache()
+    folder.mkdir(parents=True, exist_ok=True)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    # XLA's own caches for GPUs would be in a folder of this one, whose path would be part of every program's key: a
+    # cache that has been moved, or is mounted elsewhere, would be of no use.
+    jax.config.update("jax_persistent_cache_enable_xla_caches", "none")
     compilation_cache.reset_cache()  # or jax stays with the folder of its first compilation
 
 
