@@ -143,7 +143,7 @@ def test_a_taken_port_is_told_at_once():
             assert "Traceback" not in message
 
 
-def test_the_port_answers_503_while_loading_and_a_signal_ends_that():
+def test_report_86_the_port_answers_503_while_loading_and_a_signal_ends_that():
     with serving(load_seconds=60) as process:
         wait_for(process, "loading a toy")
         assert request(process, "GET", "/health")[0] == 503
@@ -153,7 +153,7 @@ def test_the_port_answers_503_while_loading_and_a_signal_ends_that():
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_lets_running_requests_finish(number):
+def test_report_86_a_signal_lets_running_requests_finish(number):
     with serving(script="x" * 20, step_seconds=0.05) as process:
         wait_for_status(process, 200)
         with running_stream(process) as events:
@@ -165,7 +165,7 @@ def test_a_signal_lets_running_requests_finish(number):
         assert process.wait(5) == 0
 
 
-def test_a_second_signal_ends_at_once():
+def test_report_86_a_second_signal_ends_at_once():
     with serving(script="x" * 500, step_seconds=0.5) as process:
         wait_for_status(process, 200)
         with running_stream(process):
@@ -173,6 +173,14 @@ def test_a_second_signal_ends_at_once():
             wait_for_status(process, 503)
             process.send_signal(signal.SIGTERM)
             assert process.wait(2) == 128 + signal.SIGTERM
+
+
+def test_report_86_a_signal_is_not_kept_waiting_by_what_compiles():
+    """A compilation in the background can be stopped by nothing but the end of the process."""
+    with serving("--set", "compile.serve_early=true") as process:
+        wait_for_status(process, 200)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
 
 
 def test_a_restart_at_once_gets_the_port_again():

@@ -7,6 +7,7 @@ import types
 from tests.server.toy_service import make_toy_service
 from xlaserve.cli.main import main
 from xlaserve.errors import CheckpointError
+from xlaserve.runner.late_programs import LatePrograms
 
 
 def run(script: str, step_seconds: float, load_seconds: float, arguments: list[str]) -> None:
@@ -20,7 +21,10 @@ def run(script: str, step_seconds: float, load_seconds: float, arguments: list[s
         reporter.info("cache_dir", cache_dir, "as told")
         reporter.info("model.source", config.model.source, "as told")
         reporter.info("parsers", f"{config.model.tool_parser}, {config.model.reasoning_parser}", "as told")
-        return make_toy_service(script.encode(), step_seconds=step_seconds)[0]
+        service = make_toy_service(script.encode(), step_seconds=step_seconds)[0]
+        if config.compile.serve_early:
+            service.late = LatePrograms({("body", 1): lambda: time.sleep(120)}, lambda key, program: None, 1)
+        return service
 
     build = types.ModuleType("xlaserve.engine.build")
     vars(build)["build_service"] = build_service

@@ -154,7 +154,7 @@ def test_a_step_that_fails_loses_no_request(kind, llama, monkeypatch):
     assert ids(llama.generate(several, greedy())) == expected
 
 
-def test_pools_are_donated_and_rebound(llama):
+def test_report_96_pools_are_donated_and_rebound(llama):
     runner = runner_of(llama)
     old_pools = jax.tree.leaves(runner._kv_caches)
     llama.generate([[1, 2, 3]], greedy(2))

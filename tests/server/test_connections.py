@@ -1,5 +1,8 @@
 """Clients that leave, servers that are full, starting or stopping."""
 
+import time
+from contextlib import ExitStack
+
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -51,7 +54,7 @@ def test_a_full_server_refuses_at_once_and_still_answers_health(make_live):
     assert wait_until(lambda: server.complete(max_tokens=1).status == 200)
 
 
-def test_loading():
+def test_report_87_loading():
     server = LiveServer()
     try:
         for path in ("/health", "/ready", "/v1/models", "/metrics"):
@@ -99,7 +102,7 @@ def test_stopping_tells_those_that_still_run(make_live, stream):
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_failed_engine_tells_its_clients_and_is_not_healthy(make_live, stream):
+def test_report_87_a_failed_engine_tells_its_clients_and_is_not_healthy(make_live, stream):
     server = make_live(b"x" * 500, fail_at={("result", number) for number in range(2, 20)})
     answer = server.complete(stream=stream)
     if stream:
@@ -110,7 +113,7 @@ def test_a_failed_engine_tells_its_clients_and_is_not_healthy(make_live, stream)
     assert server.complete().status == 503
 
 
-def test_an_engine_that_hangs_is_not_healthy_and_nobody_waits_for_it(make_live, monkeypatch):
+def test_report_87_an_engine_that_hangs_is_not_healthy_and_nobody_waits_for_it(make_live, monkeypatch):
     monkeypatch.setattr("xlaserve.server.state.HUNG_SECONDS", 0.3)
     server = make_live()
     server.runner.released.clear()
@@ -120,6 +123,19 @@ def test_an_engine_that_hangs_is_not_healthy_and_nobody_waits_for_it(make_live, 
     assert server.get("/health").status == 503
     server.runner.released.set()
     assert wait_until(lambda: server.get("/health").status == 200)
+
+
+def test_report_87_health_answers_within_a_second_under_64_streams(make_live):
+    server = make_live(b"x" * 500, step_seconds=0.05, max_requests=65, max_num_seqs=64, num_blocks=[2000])
+    with ExitStack() as stack:
+        streams = [stack.enter_context(server.open("/v1/completions", PROMPT | {"stream": True})) for _ in range(64)]
+        assert wait_until(lambda: server.service.stats()["running"] == 64)
+        for path in ("/health", "/ready", "/v1/models", "/metrics"):
+            started = time.monotonic()
+            assert server.get(path).status == 200
+            assert time.monotonic() - started < 1
+        server.state.stop()
+        assert all(b'"error"' in stream.getresponse().read() for stream in streams)
 
 
 def test_a_full_queue_is_a_429(make_live):
