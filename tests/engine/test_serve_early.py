@@ -13,6 +13,7 @@ from tests.server.harness import LiveServer
 from tests.tiny_models import LENGTHS, prompts
 from xlaserve.engine import bundled
 from xlaserve.engine.llm import LLM
+from xlaserve.engine.served_models import ServedModels
 from xlaserve.runner.compilations import LOG
 
 WAIT = 60.0  # seconds
@@ -117,7 +118,7 @@ def test_a_compilation_that_fails_is_told_and_the_others_serve(cache_dir, gates,
     gates.broken.add(24)
     with early(cache_dir) as llm:
         server = LiveServer()
-        server.state.set_ready(llm.service)
+        server.state.set_ready(ServedModels(llm.service))
         try:
             detail = server.get("/ready").json
             assert detail["status"] == "ready"

@@ -138,7 +138,7 @@ def serve(config: "Config") -> None:
             batches.close()
         for service in models or ():
             shut_down(service)
-    if service and service.late.is_busy:
+    if any(service.late.is_busy for service in models):
         os._exit(0)  # Python would wait for what compiles, longer perhaps than one who wants this process to end
 
 

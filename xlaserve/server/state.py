@@ -127,11 +127,12 @@ class ServerState:
         elif self._models is not None:
             first = self._models.first
             detail |= {"model": first.info.name, "engine": first.state, "weights_version": first.weights_version}
-            startup = first.startup
-            late = startup.late()
+            late = [service.startup.late() for service in self._models]
             detail["programs"] = {
-                "buckets": list(startup.buckets()), "left": len(late.left), "failed": len(late.failed),
-            }  # fmt: skip
+                "buckets": list(first.startup.buckets()),
+                "left": sum(len(each.left) for each in late),  # of all models
+                "failed": sum(len(each.failed) for each in late),
+            }
             if len(self._models) > 1:
                 detail["engines"] = {service.info.name: service.state for service in self._models}
         return detail
