@@ -9,9 +9,9 @@ from benchmarks.aot import compiling
 from benchmarks.aot.body import BLOCK_SIZE, backend_for
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.kv_spec import kv_specs
+from xlaserve.runner.compiler import COMPILER_OPTIONS
 from xlaserve.runner.host_blocks import PACKING, gather_blocks, scatter_blocks, staged_spec
 from xlaserve.runner.kv_cache import copy_blocks, copy_packing, make_layouts
-from xlaserve.runner.programs import COMPILER_OPTIONS
 from xlaserve.targets import find_chip
 
 

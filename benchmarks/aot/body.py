@@ -20,7 +20,7 @@ from xlaserve.models.forward_batch import attention_plan
 from xlaserve.models.kv_spec import kv_specs
 from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.body import BodyShape, make_body
-from xlaserve.runner.programs import COMPILER_OPTIONS
+from xlaserve.runner.compiler import COMPILER_OPTIONS
 from xlaserve.sharding import MESH_AXES, replicated, sharding_of
 from xlaserve.targets import devices, find_chip
 

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 from jax.sharding import SingleDeviceSharding
 
-from xlaserve.runner.programs import UNMEASURED_OPTIONS
+from xlaserve.runner.compiler import UNMEASURED_OPTIONS
 from xlaserve.targets import abstract_mesh, devices, find_chip, jax_platform
 
 

@@ -7,9 +7,9 @@ import jax
 from benchmarks.aot import compiling
 from benchmarks.aot.hlo import Instruction, Program, array_bytes
 from xlaserve.models.config import ModelConfig
+from xlaserve.runner.compiler import COMPILER_OPTIONS
 from xlaserve.runner.heads.blocks import ROWS_PER_TILE
 from xlaserve.runner.heads.sample import make_sample, sample_packing
-from xlaserve.runner.programs import COMPILER_OPTIONS
 from xlaserve.runner.row_state import initial_row_state, mask_words
 from xlaserve.targets import find_chip
 

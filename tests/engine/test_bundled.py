@@ -13,12 +13,15 @@ from tests import tiny_models
 from tests.engine.test_end_to_end import ids
 from tests.tiny_models import LENGTHS, prompts
 from xlaserve import LLM, SamplingParams
-from xlaserve.config import load_config
+from xlaserve.config import Config, load_config
 from xlaserve.engine.build import build_bundle
+from xlaserve.engine.machine import Machine
 from xlaserve.engine.reporter import SilentReporter
 from xlaserve.errors import ConfigError
 from xlaserve.runner.bundle import read_manifest
 from xlaserve.runner.compilations import LOG
+from xlaserve.runner.manifest import Build
+from xlaserve.sharding import make_mesh
 
 SETTINGS = {
     "model.dtype": "float32",
@@ -140,10 +143,23 @@ def test_what_is_no_bundle(tmp_path, cache_dir, content):
         pass
 
 
+def build_here(config: Config, folder: Path, cache_dir: Path) -> None:
+    mesh = make_mesh()
+    build_bundle(
+        config,
+        folder,
+        build=Build(),
+        machine=Machine.here(mesh),
+        mesh=mesh,
+        cache_dir=cache_dir,
+        reporter=SilentReporter(),
+    )
+
+
 def test_a_folder_that_cannot_be_written(tmp_path, cache_dir, bundle):
     config = load_config(None, overrides(**SETTINGS))
     with pytest.raises(ConfigError, match="exists already"):
-        build_bundle(config, bundle, cache_dir=cache_dir, reporter=SilentReporter())
+        build_here(config, bundle, cache_dir)
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written"):
-        build_bundle(config, tmp_path / "file" / "bundle", cache_dir=cache_dir, reporter=SilentReporter())
+        build_here(config, tmp_path / "file" / "bundle", cache_dir)

@@ -5,7 +5,7 @@ import pytest
 from tests import tiny_models
 from tests.recording import RecordingReporter
 from tests.tiny_models import GREEDY_TOKENS, LENGTHS, prompts
-from xlaserve.engine import build, sizing
+from xlaserve.engine import build, machine
 from xlaserve.engine.llm import LLM
 from xlaserve.errors import ConfigError
 from xlaserve.runner.memory import DeviceMemory
@@ -25,7 +25,7 @@ def start(name: str, cache_dir, *overrides: str) -> tuple[LLM, dict]:
 
 def test_a_device_that_reports_its_memory_is_filled(cache_dir, monkeypatch):
     """Four requests of 240 tokens run at once though the windows' pool has room for 176: blocks return to it."""
-    monkeypatch.setattr(sizing, "device_memory", lambda device: DeviceMemory(total=64 * MIB, in_use=MIB))
+    monkeypatch.setattr(machine, "device_memory", lambda device: DeviceMemory(total=64 * MIB, in_use=MIB))
     llm, told = start("gemma3", cache_dir)
     with llm:
         outputs = llm.generate(prompts(LENGTHS), SamplingParams(max_tokens=GREEDY_TOKENS, temperature=0.0))
@@ -56,7 +56,7 @@ def unread(monkeypatch):
 
 @pytest.mark.usefixtures("unread")
 def test_an_asked_pool_that_the_device_cannot_hold_is_refused(cache_dir, monkeypatch):
-    monkeypatch.setattr(sizing, "device_memory", lambda device: DeviceMemory(total=64 * MIB, in_use=MIB))
+    monkeypatch.setattr(machine, "device_memory", lambda device: DeviceMemory(total=64 * MIB, in_use=MIB))
     with pytest.raises(ConfigError, match=r"KV pool \(70 MiB\).* are more than the 64 MiB of the device: lower"):
         start("llama", cache_dir, "cache.memory=70MiB")
 

@@ -1,24 +1,25 @@
 """The KV pool at the start: its budget, its blocks, the context it allows, and what is told of it."""
 
 import dataclasses
+import sys
 from types import SimpleNamespace
 
-import jax
 import pytest
 
-from tests.engine.test_settings import SIZES
+from tests.engine.test_settings import CPU, SIZES
 from tests.recording import RecordingReporter
 from xlaserve.config import load_config
-from xlaserve.engine import kv_budget, sizing
+from xlaserve.engine import kv_budget
 from xlaserve.engine.settings import resolve_settings
 from xlaserve.engine.sizing import Sizing, check_memory, size_pools
 from xlaserve.errors import ConfigError
 from xlaserve.models.config import parse_config
 from xlaserve.runner.memory import DeviceMemory
 from xlaserve.runner.program_memory import ProgramMemory
-from xlaserve.sharding import make_mesh, replicated
 
 MIB = 2**20
+MEMORY: DeviceMemory | None = None  # of the device; it, and what programs need, are given by the fixture
+NEEDED = ProgramMemory(0, 0, 0, 0)
 BLOCK = 16 * 2 * 2 * 2 * 16 * 4  # bytes: tokens, keys and values, layers, kv heads, head size, float32
 WINDOWED = {"model_type": "mistral", "sliding_window": 32}
 MIXED = {"model_type": "gemma3_text", "head_dim": 16, "sliding_window": 32, "sliding_window_pattern": 2}
@@ -29,10 +30,8 @@ def size(*overrides: str, weight_mib: int = 0, **keys) -> tuple[Sizing, dict[str
     """The sizing, and {key: (value, reason)} as told."""
     reporter = RecordingReporter()
     config = load_config(None, ["model.dtype=float32", *overrides])
-    mesh = make_mesh()
-    settings = resolve_settings(config, parse_config(SIZES | keys, "config.json"), mesh, RecordingReporter())
-    weights = jax.ShapeDtypeStruct((weight_mib * MIB // 4,), settings.dtype)
-    found = size_pools(config, settings, weights, replicated(mesh), reporter)
+    settings = resolve_settings(config, parse_config(SIZES | keys, "config.json"), CPU, RecordingReporter())
+    found = size_pools(config, settings, weight_mib * MIB, MEMORY, lambda _: NEEDED, reporter)
     return found, reporter.settings
 
 
@@ -41,10 +40,9 @@ def device(monkeypatch):
     """Gives the device memory of its own; says what programs will need."""
 
     def give(total_mib: int, in_use_mib: int = 0, programs_mib: int = 0) -> None:
-        monkeypatch.setattr(sizing, "device_memory", lambda _: DeviceMemory(total_mib * MIB, in_use_mib * MIB))
-        needed = ProgramMemory(programs_mib * MIB, 0, 0, 0)
-        monkeypatch.setattr(kv_budget, "probe_memory", lambda *_: needed)
-        monkeypatch.setattr(kv_budget, "head_weight", lambda weights: weights)
+        memory = DeviceMemory(total_mib * MIB, in_use_mib * MIB)
+        monkeypatch.setattr(sys.modules[__name__], "MEMORY", memory)
+        monkeypatch.setattr(sys.modules[__name__], "NEEDED", ProgramMemory(programs_mib * MIB, 0, 0, 0))
 
     return give
 

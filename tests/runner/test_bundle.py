@@ -12,9 +12,10 @@ import pytest
 
 from tests.runner.test_programs import tiny
 from xlaserve.runner import bundle
-from xlaserve.runner.bundle import MANIFEST, BundleMismatch, manifest_of, open_bundle, read_manifest, save_bundle
+from xlaserve.runner.bundle import MANIFEST, BundleMismatch, open_bundle, read_manifest, save_bundle
 from xlaserve.runner.compilations import use_no_persistent_cache
 from xlaserve.runner.dtype import named_dtype
+from xlaserve.runner.manifest import Build, architecture_digest, manifest_of, processor
 from xlaserve.runner.programs import compile_all, lowerings
 
 SHAPES, *ARGUMENTS = tiny(named_dtype("float32"))
@@ -86,7 +87,7 @@ def test_other_shapes_are_named(saved, programs, changes, told):
     [
         ({"versions": WANTED.versions | {"jax": "0.1"}}, "versions.jax is"),
         ({"device_kind": "TPU v5 lite"}, "device_kind is"),
-        ({"num_devices": 8}, "num_devices is 1, here it is 8"),
+        ({"mesh": {"data": 1, "model": 8}}, "mesh.model is 1, here it is 8"),
     ],
     ids=["version", "device", "mesh"],
 )
@@ -127,8 +128,8 @@ def test_a_damaged_manifest_is_named(saved, programs, content):
 def test_another_format_and_paths_that_lead_out_are_refused(saved, programs):
     file = saved / MANIFEST
     manifest = json.loads(file.read_text())
-    file.write_text(json.dumps(manifest | {"format": 2}))
-    with pytest.raises(BundleMismatch, match="format is 2; expected 1"):
+    file.write_text(json.dumps(manifest | {"format": 1}))
+    with pytest.raises(BundleMismatch, match="format is 1; expected 2"):
         load(saved, programs)
     manifest["programs"][0]["file"] = "../elsewhere.program"
     file.write_text(json.dumps(manifest))
@@ -157,3 +158,46 @@ def test_nothing_is_overwritten(saved, programs):
     with pytest.raises(FileExistsError, match="exists already"):
         save_bundle(saved, WANTED, programs)
     assert sorted(saved.iterdir()) == before
+
+
+def test_the_manifest_tells_what_was_built(saved):
+    manifest = read_manifest(saved)
+    assert (manifest.mesh, manifest.device_kind) == ({"data": 1, "model": 1}, processor())
+    assert manifest.versions.keys() == {"jax", "jaxlib"}  # which holds the CPU's compiler
+    assert [manifest.shapes[name] for name in ("num_blocks", "max_num_seqs", "table_width")] == [[2], 4, 32]
+    (layout,) = SHAPES.layouts
+    (copy,) = (program for program in manifest.programs if program.kind == "copy_blocks")
+    pools = 3 * sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layout.pool_spec(2)))
+    assert copy.memory["alias"] == pools <= copy.memory["arguments"]
+    assert copy.memory.keys() == {"arguments", "outputs", "alias", "temporaries", "code"}
+
+
+def test_how_it_was_built_is_told_and_never_compared(tmp_path, programs):
+    built = Build(
+        target="h100x1", flags={"XLA_FLAGS": "--xla_something"}, options={"xla_gpu_enable_triton_gemm": False}
+    )
+    save_bundle(tmp_path / "bundle", WANTED.model_copy(update={"build": built}), programs)
+    assert read_manifest(tmp_path / "bundle").build == built
+    assert len(load(tmp_path / "bundle", programs)) == len(programs)
+
+
+def test_an_architecture_is_what_programs_depend_on(saved, programs):
+    tuned = replace(SHAPES.config, eos_token_ids=(7, 8), bos_token_id=1, checkpoint_dtype="bfloat16")
+    assert architecture_digest(tuned) == architecture_digest(SHAPES.config)
+    assert len(load(saved, programs, manifest_of(replace(SHAPES, config=tuned), SHARDING))) == len(programs)
+    untied = replace(SHAPES.config, tie_word_embeddings=True)
+    assert architecture_digest(untied) != architecture_digest(SHAPES.config)
+    with pytest.raises(BundleMismatch, match=r"architecture is '\w{16}', here it is '\w{16}'; shapes.config.tie"):
+        load(saved, programs, manifest_of(replace(SHAPES, config=untied), SHARDING))
+
+
+def test_a_processor_is_known_by_what_it_can_do(tmp_path):
+    file = tmp_path / "cpuinfo"
+    names = []
+    for flags in ("sse avx", "sse avx amx", "sse avx"):
+        processors = f"model name\t: A Processor\nflags\t\t: {flags}\n\nmodel name : B\n"
+        file.write_text("processor : 0\n" + processors)
+        names.append(processor(file))
+    assert names[0] == names[2] != names[1]
+    assert all(name.startswith("A Processor (") for name in names)
+    assert processor(tmp_path / "none") == "cpu"

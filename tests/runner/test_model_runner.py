@@ -17,23 +17,26 @@ from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.commands import Body, ResetRow, RowTokens, Sample, SampleRow
 from xlaserve.runner.model_runner import ModelRunner
 from xlaserve.runner.programs import ProgramShapes, compile_programs
-from xlaserve.sharding import make_mesh, replicated
+from xlaserve.sharding import make_mesh, replicated, sharding_of
 
 BLOCK, WIDTH, ROWS = 4, 16, 3
 CHUNKS = (1, 3, 4, 8, 16, 17)
 
 
-def make_runner(name: str) -> ModelRunner:
+def make_runner(name: str, num_devices: int = 1) -> ModelRunner:
+    mesh = make_mesh(jax.devices()[:num_devices])
     checkpoint = SafetensorsFolder(tiny_models.folder(name))
     config = parse_config(checkpoint.config, checkpoint.where)
     params = load_params(
         FAMILIES[config.family].param_specs(config), checkpoint, dtype=np.dtype(np.float32),
-        place=lambda array, spec: jax.device_put(array, replicated(make_mesh())), on_progress=lambda *_: None,
+        place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)), on_progress=lambda *_: None,
     )  # fmt: skip
     float32 = np.dtype(np.float32)
     num_blocks = (ROWS * WIDTH + 1,) * len(kv_specs(config))
-    shapes = ProgramShapes(config, Buckets((4, 48), (4,)), ROWS, WIDTH, BLOCK, num_blocks, "xla", float32, float32)
-    sharding = replicated(make_mesh())
+    shapes = ProgramShapes(
+        config, Buckets((4, 48), (4,)), ROWS, WIDTH, BLOCK, num_blocks, "xla", float32, float32, num_devices=num_devices
+    )
+    sharding = replicated(mesh)
     return ModelRunner(
         params, shapes, sharding, compile_programs(shapes, params, head_weight(params), sharding, lambda *_: None)
     )

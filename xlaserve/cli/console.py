@@ -10,7 +10,16 @@ from typing import Any, TextIO
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -41,6 +50,7 @@ class ConsoleReporter:
             BarColumn(),
             _Amount(),
             TimeElapsedColumn(),
+            TimeRemainingColumn(compact=True),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,

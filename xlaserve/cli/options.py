@@ -111,6 +111,50 @@ def resolve_config(
     return load_config(config_file, [*replaced, *settings, *overrides])
 
 
+def with_config(config: Path | None, options: dict[str, Any]) -> dict[str, Any]:
+    """`options` with the command's argument CONFIG: a YAML file, or a model's config.json, which is enough."""
+    if config is None:
+        return options
+    if options["config_file"] is not None:
+        raise click.UsageError("The configuration is given twice: as CONFIG and as --config.")
+    if config.suffix != ".json":
+        return options | {"config_file": config}
+    if options["model"] is not None:
+        raise click.UsageError(f"The model is given twice: as {config} and as --model.")
+    return options | {"model": f"random:{config}"}
+
+
+def look_for_no_device() -> None:
+    """So that jax compiles for hardware that is not here. To be called before jax is imported."""
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"  # there is no driver to check
+    os.environ["TPU_SKIP_MDS_QUERY"] = "1"  # libtpu would ask the cloud what machine this is
+    os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] = "1"  # other processes may use the devices: this one does not
+    for name, value in {"TPU_WORKER_HOSTNAMES": "localhost", "TPU_STDERR_LOG_LEVEL": "3"}.items():
+        os.environ.setdefault(name, value)  # or it complains that it was not told
+
+
+def compiler_flags() -> dict[str, str]:
+    """What compilers are told by the environment."""
+    return {name: os.environ[name] for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS") if os.environ.get(name)}
+
+
+def gpu_share() -> float:
+    """Of a card's memory, what jax gets there. Raises ConfigError."""
+    from xlaserve.errors import ConfigError
+    from xlaserve.targets import GPU_SHARE
+
+    name = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+    text = os.environ.get(name) or str(GPU_SHARE)
+    try:
+        share = float(text)
+    except ValueError:
+        share = 0.0
+    if not 0 < share <= 1:
+        raise ConfigError(f"{name} is {text!r}: must be above 0, and at most 1")
+    return share
+
+
 def cache_dir() -> Path:
     """The folder for downloaded models and compiled programs."""
     return Path(os.environ.get("XLASERVE_CACHE") or Path.home() / ".cache" / "xlaserve")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from jax.stages import Compiled
 
 from xlaserve.config import Config
@@ -16,6 +17,7 @@ from xlaserve.engine.bundled import Maker, adopted, make_first, program_source
 from xlaserve.engine.deployment import Deployment, decide
 from xlaserve.engine.embeddings import pooling_of
 from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.engine.machine import Machine
 from xlaserve.engine.native_kernels import load_native
 from xlaserve.engine.reasoning import thinks
 from xlaserve.engine.reporter import Reporter
@@ -28,13 +30,15 @@ from xlaserve.engine.weights_store import WeightsStore
 from xlaserve.errors import ConfigError
 from xlaserve.models import sources
 from xlaserve.models.loader import load_params
-from xlaserve.runner.bundle import manifest_of, save_bundle
+from xlaserve.runner.bundle import save_bundle
 from xlaserve.runner.compilations import LOG, use_no_persistent_cache, use_persistent_cache
+from xlaserve.runner.compiler import compiler_options
 from xlaserve.runner.late_programs import LatePrograms
+from xlaserve.runner.manifest import Build, manifest_of
 from xlaserve.runner.model_runner import ModelRunner
 from xlaserve.runner.programs import Key, assemble, compile_all, num_threads
 from xlaserve.sampling_params import PoolingType
-from xlaserve.sharding import replicated, sharding_of
+from xlaserve.sharding import make_mesh, replicated, sharding_of
 
 
 def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> GenerationService:
@@ -47,8 +51,9 @@ def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> Gen
     _use_cache(config.compile.cache_dir or cache_dir / "programs", reporter)
     reporter = clock = StartupClock(reporter)
     load_native(config.kernels, cache_dir / "native", reporter)
-    decided = decide(adopted(config, reporter), cache_dir, reporter)
-    shapes, sharding = decided.sizing.shapes, replicated(decided.mesh)
+    mesh = make_mesh()
+    decided = decide(adopted(config, reporter), Machine.here(mesh), mesh, cache_dir, reporter)
+    shapes, sharding = decided.sizing.shapes, replicated(mesh)
     is_checked = decided.sizing.memory is not None
     source = program_source(
         decided.config,
@@ -91,21 +96,35 @@ def _load_weights(decided: Deployment, clock: StartupClock) -> Any:
         )
 
 
-def build_bundle(config: Config, folder: Path, *, cache_dir: Path, reporter: Reporter) -> tuple[int, int]:
-    """Writes the programs that `build_service` would compile to `folder`: their number, and the bytes they take.
+def build_bundle(
+    config: Config,
+    folder: Path,
+    *,
+    build: Build,
+    machine: Machine,
+    mesh: Mesh,
+    cache_dir: Path,
+    reporter: Reporter,
+) -> tuple[int, int]:
+    """Writes the programs that `build_service` would compile to `folder`: their number, and their bytes.
 
-    Of the weights only the headers are read. Raises as `build_service`, and ConfigError where it cannot be written.
+    mesh: of the machine's devices, which need not be here. Of the weights only the headers are read. `build` is written
+    down with the programs. Raises as `build_service`, and ConfigError where it cannot be written.
     """
     use_no_persistent_cache()
-    load_native(config.kernels, cache_dir / "native", reporter)
-    decided = decide(config, cache_dir, reporter)
-    shapes, sharding = decided.sizing.shapes, replicated(decided.mesh)
+    if folder.exists():
+        raise ConfigError(f"{folder}: exists already; name another folder, or delete it")
+    if machine.platform == "cpu":
+        load_native(config.kernels, cache_dir / "native", reporter)
+    decided = decide(config, machine, mesh, cache_dir, reporter)
+    shapes, sharding = decided.sizing.shapes, replicated(mesh)
     reporter.phase("compile the programs")
     programs = compile_all(decided.jobs, sharding, lambda name, done, total: reporter.progress("programs", done, total))
     check_memory(decided.sizing, assemble(shapes, programs).of_steps, reporter)
     reporter.phase("write the bundle")
     try:
-        save_bundle(folder, manifest_of(shapes, sharding), programs)
+        build = build.model_copy(update={"options": compiler_options(sharding)})
+        save_bundle(folder, manifest_of(shapes, sharding).model_copy(update={"build": build}), programs)
     except OSError as error:
         raise ConfigError(f"{folder}: the bundle cannot be written: {error}") from error
     return len(programs), sum(file.stat().st_size for file in folder.iterdir())

@@ -6,14 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 from jax.stages import Compiled, Lowered
 from xlaserve_kernels.backend import available
 
 from xlaserve.config import Config
 from xlaserve.engine.reporter import Reporter
 from xlaserve.errors import ConfigError
-from xlaserve.runner.bundle import BundleMismatch, manifest_of, open_bundle, read_manifest
+from xlaserve.runner.bundle import BundleMismatch, open_bundle, read_manifest
 from xlaserve.runner.compilations import LOG
+from xlaserve.runner.manifest import manifest_of
 from xlaserve.runner.programs import Key, ProgramShapes, compilations, late_keys, make_all
 
 Maker = Callable[[], Compiled]
@@ -79,7 +81,7 @@ def program_source(
     config: Config,
     shapes: ProgramShapes,
     jobs: dict[Key, Callable[[], Lowered]],
-    sharding: jax.sharding.Sharding,
+    sharding: NamedSharding,
     reporter: Reporter,
     *,
     with_largest: bool,

@@ -12,6 +12,7 @@ from jax.stages import Lowered
 from xlaserve.config import Config
 from xlaserve.core.host_pool import HostTier
 from xlaserve.engine.host_tier import host_tier
+from xlaserve.engine.machine import Machine
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.settings import Settings, resolve_settings
 from xlaserve.engine.sizing import Sizing, size_pools
@@ -24,8 +25,9 @@ from xlaserve.models.config import ModelConfig, parse_config
 from xlaserve.models.loader import check_tensors, untie_differing_head
 from xlaserve.models.random_checkpoint import RandomCheckpoint
 from xlaserve.models.registry import FAMILIES, head_weight
-from xlaserve.runner.programs import Key, lowerings
-from xlaserve.sharding import make_mesh, replicated, sharding_of
+from xlaserve.runner.program_memory import ProgramMemory, probe_memory, tree_bytes
+from xlaserve.runner.programs import Key, ProgramShapes, lowerings
+from xlaserve.sharding import replicated, sharding_of
 
 
 @dataclass(frozen=True)
@@ -52,21 +54,26 @@ class Deployment:
     jobs: dict[Key, Callable[[], Lowered]]  # all programs, by what lowers them
 
 
-def decide(config: Config, cache_dir: Path, reporter: Reporter) -> Deployment:
-    """Raises ConfigError or CheckpointError naming what is wrong."""
+def decide(config: Config, machine: Machine, mesh: Mesh, cache_dir: Path, reporter: Reporter) -> Deployment:
+    """mesh: of the machine's devices. Raises ConfigError or CheckpointError naming what is wrong."""
     if config.models:
         raise ConfigError(f"models: {', '.join(config.models)}: only a server has several; say the one by `model`")
     reporter.phase("open the model")
     model = _open(config, cache_dir, reporter)
-    mesh = make_mesh()
-    settings = resolve_settings(config, model.config, mesh, reporter)
+    if mesh.size > 1 and config.cache.host_memory is not None:
+        raise ConfigError(f"cache.host_memory: blocks of {mesh.size} devices cannot go to the host: set it to null")
+    settings = resolve_settings(config, model.config, machine, reporter)
     reporter.phase("size the KV pool")
-    weights = _abstract_weights(model, settings, mesh)
-    sizing = size_pools(config, settings, weights, replicated(mesh), reporter)
-    host = host_tier(config.cache, sizing, weights, mesh.devices.flat[0].platform, reporter)
+    sharding, weights = replicated(mesh), abstract_weights(model.specs, settings, mesh)
+
+    def probe(shapes: ProgramShapes) -> ProgramMemory:
+        return probe_memory(shapes, weights, head_weight(weights), sharding)
+
+    sizing = size_pools(config, settings, tree_bytes(weights), machine.memory, probe, reporter)
+    host = host_tier(config.cache, sizing, weights, machine.platform, reporter)
     if host:
         sizing = replace(sizing, shapes=replace(sizing.shapes, host_slots=host.num_slots))
-    jobs = dict(lowerings(sizing.shapes, weights, head_weight(weights), replicated(mesh)))
+    jobs = dict(lowerings(sizing.shapes, weights, head_weight(weights), sharding))
     return Deployment(config, model, mesh, settings, sizing, host, jobs)
 
 
@@ -87,8 +94,10 @@ def _open(config: Config, cache_dir: Path, reporter: Reporter) -> Model:
     return Model(checkpoint, model, specs, tokenizer, defaults)
 
 
-def _abstract_weights(model: Model, settings: Settings, mesh: Mesh) -> Any:
+def abstract_weights(specs: Any, settings: Settings, mesh: Mesh) -> Any:
+    """Their ShapeDtypeStructs, shared by the mesh's devices."""
+
     def abstract(_: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(spec.shape, settings.dtype, sharding=sharding_of(mesh, spec.axes))
 
-    return map_specs(abstract, model.specs)
+    return map_specs(abstract, specs)

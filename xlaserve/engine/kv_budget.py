@@ -8,17 +8,14 @@ body, which the compilation cache keeps. For a budget that is given, or the host
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
-
-import jax
 
 from xlaserve.config import CacheSection
 from xlaserve.engine.settings import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.models.kv_spec import kv_specs
-from xlaserve.models.registry import head_weight
 from xlaserve.runner.memory import DeviceMemory, available_host_memory
-from xlaserve.runner.program_memory import probe_memory, tree_bytes
+from xlaserve.runner.program_memory import ProgramMemory
+from xlaserve.runner.programs import ProgramShapes
 
 MIB = 2**20
 HOST_DEFAULT_BYTES, HOST_LEAST_BYTES = 2**30, 16 * MIB  # the host's memory is wanted by others too
@@ -28,6 +25,7 @@ STEP_BYTES = (
 )  # budgets are rounded to it: a few bytes more in use would make other programs, which no cache has
 STEP_TRANSFER_BYTES = 128 * MIB  # that a step brings to the host at most, and back: 5 ms at 25 GB/s
 PROBE_BLOCKS = 64  # of each group, while it is measured what the programs need
+Probe = Callable[[ProgramShapes], ProgramMemory]
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,12 @@ class Budget:
 def kv_budget(
     section: CacheSection,
     settings: Settings,
-    weights: Any,
-    sharding: jax.sharding.Sharding,
+    weight_bytes: int,
     memory: DeviceMemory | None,
+    probe: Probe,
 ) -> Budget:
-    """weights: their ShapeDtypeStructs. memory: None on a device that uses the host's.
+    """All bytes are those of one device. memory: None on a device that uses the host's. probe: tells what programs need
+    beside small pools.
 
     Raises ConfigError when weights and programs leave nothing, and for a share of a memory whose size is not known.
     """
@@ -58,13 +57,13 @@ def kv_budget(
                 f"cache.memory_utilization is {section.memory_utilization}: this device does not tell how much memory "
                 "it has; set cache.memory"
             )
-        return _of_host(tree_bytes(weights))
+        return _of_host(weight_bytes)
     share = DEFAULT_UTILIZATION if section.memory_utilization is None else section.memory_utilization
-    allowed, weight_bytes, needed = int(share * memory.total), tree_bytes(weights), 0
+    allowed, needed = int(share * memory.total), 0
     left = allowed - memory.in_use - weight_bytes
     if left > 0:  # else the compiler would find that they do not fit, and say so less clearly
         shapes = settings.shapes((PROBE_BLOCKS,) * len(kv_specs(settings.model)), settings.max_model_len)
-        needed = probe_memory(shapes, weights, head_weight(weights), sharding).num_bytes
+        needed = probe(shapes).num_bytes
         if section.host_memory is not None:
             needed += 2 * 2 * STEP_TRANSFER_BYTES  # two steps may be under way
         left -= needed

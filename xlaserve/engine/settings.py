@@ -3,14 +3,15 @@
 The KV pools' sizes are `sizing.py`'s.
 """
 
+import math
 from dataclasses import dataclass
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
 from xlaserve_kernels import backend as kernel_backend
 
 from xlaserve.config import Config
+from xlaserve.engine.machine import Machine
 from xlaserve.engine.reporter import Reporter
 from xlaserve.errors import ConfigError
 from xlaserve.models.config import ModelConfig
@@ -40,6 +41,7 @@ class Settings:
     max_model_len: int  # as configured, else the model's own: memory may cap that
     length_reason: str
     processed_logprobs: bool = False
+    num_devices: int = 1  # that share each layer
 
     def shapes(self, num_blocks: tuple[int, ...], max_model_len: int) -> ProgramShapes:
         """Of the programs, with these pools for requests of this length."""
@@ -54,16 +56,19 @@ class Settings:
             dtype=self.dtype,
             kv_dtype=self.kv_dtype,
             processed_logprobs=self.processed_logprobs,
+            num_devices=self.num_devices,
         )
 
 
-def resolve_settings(config: Config, model: ModelConfig, mesh: Mesh, reporter: Reporter) -> Settings:
+def resolve_settings(config: Config, model: ModelConfig, machine: Machine, reporter: Reporter) -> Settings:
     """Raises ConfigError naming the key, the value and what is allowed."""
-    device = mesh.devices.flat[0]
-    reporter.info("device", device.device_kind, f"jax {jax.__version__}, platform {device.platform}")
-    backend = _resolve_backend(config.kernels.attention_backend, device.platform)
+    platform, num_devices = machine.platform, machine.num_devices
+    count = f"{num_devices} x " if num_devices > 1 else ""
+    reporter.info("device", f"{count}{machine.kind}", f"jax {jax.__version__}, platform {platform}")
+    _check_shares(model, num_devices)
+    backend = _resolve_backend(config.kernels.attention_backend, platform)
     reporter.info("attention_backend", backend, f"kernels.attention_backend: {config.kernels.attention_backend}")
-    dtype, reason = choose_dtype(config.model.dtype, model, device.platform)
+    dtype, reason = choose_dtype(config.model.dtype, model, platform)
     reporter.info("dtype", dtype.name, reason)
     kv_dtype, reason = dtype, "the model's"
     if config.cache.dtype != "auto":
@@ -71,16 +76,30 @@ def resolve_settings(config: Config, model: ModelConfig, mesh: Mesh, reporter: R
     reporter.info("cache.dtype", kv_dtype.name, reason)
     block_size = config.cache.block_size
     try:
-        make_layouts(kv_specs(model), backend, block_size, kv_dtype)
+        make_layouts(kv_specs(model), backend, block_size, kv_dtype, num_devices)
     except ValueError as error:
         raise ConfigError(f"cache.block_size, cache.dtype, or the model's heads: {error}") from error
-    max_num_seqs, max_num_batched_tokens = _limits(config, device.platform, reporter)
+    max_num_seqs, max_num_batched_tokens = _limits(config, platform, reporter)
     buckets = make_buckets(max_num_seqs, max_num_batched_tokens)
     reporter.info("token buckets", " ".join(map(str, buckets.tokens)), "from the two limits above")
     return Settings(
         model, backend, dtype, kv_dtype, max_num_seqs, max_num_batched_tokens, buckets, block_size,
-        *_max_model_len(config, model), config.model.logprobs_mode == "processed",
+        *_max_model_len(config, model), config.model.logprobs_mode == "processed", num_devices,
     )  # fmt: skip
+
+
+def _check_shares(model: ModelConfig, num_devices: int) -> None:
+    shared = {
+        "kv heads": model.num_kv_heads, "query heads": model.num_heads, "columns of the MLP": model.intermediate_size,
+        "tokens of the vocabulary": model.vocab_size,
+    }  # fmt: skip
+    most = math.gcd(*shared.values())
+    for name, number in shared.items():
+        if number % num_devices:
+            raise ConfigError(
+                f"{num_devices} devices cannot share the model's {number} {name} evenly: take a number that divides "
+                f"{most}"
+            )
 
 
 def _resolve_backend(name: str, platform: str) -> str:

@@ -2,21 +2,19 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-import jax
 from jax.stages import Compiled
 
 from xlaserve.config import Config
-from xlaserve.engine.kv_budget import Budget, kv_budget, mib
+from xlaserve.engine.kv_budget import Budget, Probe, kv_budget, mib
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.settings import Settings
 from xlaserve.errors import ConfigError
 from xlaserve.models.kv_spec import kv_specs
 from xlaserve.runner.kv_cache import block_bytes, make_layouts
-from xlaserve.runner.memory import DeviceMemory, device_memory
+from xlaserve.runner.memory import DeviceMemory
 from xlaserve.runner.pool_size import GroupDemand, KVDemand, PoolSize
-from xlaserve.runner.program_memory import program_memory, tree_bytes
+from xlaserve.runner.program_memory import program_memory
 from xlaserve.runner.programs import ProgramShapes
 
 SHOWN_LENGTHS = (1024, 4096, 16384, 65536)  # tokens
@@ -34,22 +32,29 @@ class Sizing:
 
 
 def size_pools(
-    config: Config, settings: Settings, weights: Any, sharding: jax.sharding.Sharding, reporter: Reporter
+    config: Config,
+    settings: Settings,
+    weight_bytes: int,
+    memory: DeviceMemory | None,
+    probe: Probe,
+    reporter: Reporter,
 ) -> Sizing:
-    """weights: their ShapeDtypeStructs. Raises ConfigError when a request of the configured length cannot fit."""
+    """weight_bytes: on each device. memory: of each, None where it uses the host's. probe: see `kv_budget`.
+
+    Raises ConfigError when a request of the configured length cannot fit.
+    """
     specs = kv_specs(settings.model)
-    layouts = make_layouts(specs, settings.backend, settings.block_size, settings.kv_dtype)
+    layouts = make_layouts(specs, settings.backend, settings.block_size, settings.kv_dtype, settings.num_devices)
     groups = tuple(GroupDemand(block_bytes(*pair), pair[0].sliding_window) for pair in zip(specs, layouts, strict=True))
     demand = KVDemand(groups, settings.block_size, settings.max_num_seqs, settings.max_num_batched_tokens)
-    memory = device_memory(next(iter(sharding.device_set)))
     if config.cache.num_blocks is not None:
         chosen = _by_blocks(config, settings, demand, config.cache.num_blocks)
     else:
-        budget = kv_budget(config.cache, settings, weights, sharding, memory)
+        budget = kv_budget(config.cache, settings, weight_bytes, memory, probe)
         chosen = _by_bytes(config, settings, demand, budget, capped=memory is None)
     chosen.tell(settings, reporter)
     shapes = settings.shapes(chosen.pool.num_blocks, chosen.max_model_len)
-    return Sizing(shapes, chosen.pool, chosen.max_model_len, memory, tree_bytes(weights))
+    return Sizing(shapes, chosen.pool, chosen.max_model_len, memory, weight_bytes)
 
 
 def check_memory(sizing: Sizing, programs: Iterable[Compiled], reporter: Reporter, *, num_more: int = 0) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from xlaserve_kernels.paged_attention import KVPool
 
 from xlaserve.layers.linear import project
@@ -31,9 +31,14 @@ def head_weight(params: Any) -> Array:
     return (params.model.embed_tokens if params.lm_head is None else params.lm_head).weight
 
 
-def compute_logits(weight: Array, config: ModelConfig, hidden: Array) -> Array:
-    """hidden [S, D], normed; weight [V, D] -> float32 logits [S, V]."""
+def compute_logits(weight: Array, config: ModelConfig, hidden: Array, axis: str | None = None) -> Array:
+    """hidden [S, D], normed; weight [V, D] -> float32 logits [S, V].
+
+    axis: of the mesh, in a program that each device runs with its part of the weight: every one gets all logits.
+    """
     logits = project(hidden, weight)
+    if axis is not None:
+        logits = lax.all_gather(logits, axis, axis=1, tiled=True)
     if config.final_logit_softcap is not None:
         logits = config.final_logit_softcap * jnp.tanh(logits / config.final_logit_softcap)
     return logits

@@ -5,79 +5,31 @@ that you or somebody you trust has built. Digests tell of damage, not of malice:
 the manifest.
 """
 
-import dataclasses
 import hashlib
-import json
 import os
 import pickle
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import jax
-import numpy as np
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 from jax.stages import Compiled
-from pydantic import BaseModel, ConfigDict, ValidationError
-from xlaserve_kernels import native
+from pydantic import ValidationError
 
 from xlaserve.errors import XlaserveError
 from xlaserve.runner.compilations import LOG
-from xlaserve.runner.programs import Key, ProgramShapes
+from xlaserve.runner.manifest import FORMAT, Manifest, ProgramFile, differences
+from xlaserve.runner.programs import Key
 
-FORMAT = 1
 MANIFEST = "manifest.json"
 _NAMED = 5  # differences that an error names
 
 
 class BundleMismatch(XlaserveError):
     """A bundle that cannot be used here; the message names its folder, what differs, found and expected."""
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class ProgramFile(_Strict):
-    kind: str
-    key: int | tuple[int, bool]
-    file: str
-    sha256: str
-    num_bytes: int
-
-
-class Manifest(_Strict):
-    """All that must be alike where a bundle is loaded; `programs` aside."""
-
-    format: int = FORMAT
-    platform: str
-    device_kind: str
-    num_devices: int
-    versions: dict[str, str]  # of jax, jaxlib, the platform's compiler, and the native kernels if they are used
-    shapes: dict[str, Any]  # of ProgramShapes, as JSON
-    programs: tuple[ProgramFile, ...] = ()
-
-
-def manifest_of(shapes: ProgramShapes, sharding: jax.sharding.Sharding) -> Manifest:
-    """Of programs compiled for `shapes` and these devices by this process; without the programs."""
-    devices = sorted(sharding.device_set, key=lambda device: device.id)
-    first, library = devices[0], native.loaded()
-    return Manifest(
-        platform=first.platform,
-        device_kind=first.device_kind,
-        num_devices=len(devices),
-        versions={
-            "jax": version("jax"),
-            "jaxlib": version("jaxlib"),
-            "compiler": first.client.platform_version,
-            "native_kernels": library.version if shapes.backend == "cpu_native" and library else "none",
-        },
-        shapes=_as_json(shapes),
-    )
 
 
 def save_bundle(folder: Path, manifest: Manifest, programs: Mapping[Key, Compiled]) -> None:
@@ -125,8 +77,8 @@ def open_bundle(folder: Path, wanted: Manifest, keys: Iterable[Key]) -> dict[Key
     Nothing of the bundle is run before. Raises BundleMismatch, as does a function whose program cannot be loaded.
     """
     manifest = read_manifest(folder)
-    if differences := list(_differences(manifest, wanted)):
-        raise BundleMismatch(f"{folder}: " + "; ".join(differences[:_NAMED]))
+    if unlike := list(differences(manifest, wanted)):
+        raise BundleMismatch(f"{folder}: " + "; ".join(unlike[:_NAMED]))
     files = {(each.kind, each.key): each for each in manifest.programs}
     missing = [key for key in keys if key not in files]
     if missing:
@@ -148,7 +100,17 @@ def _save_program(folder: Path, key: Key, program: Compiled) -> ProgramFile:
     data = pickle.dumps(serialize(program))
     file = f"{kind}-{'-'.join(map(str, number)) if isinstance(number, tuple) else number}.program"
     _write(folder / file, data)
-    return ProgramFile(kind=kind, key=number, file=file, sha256=_digest(data), num_bytes=len(data))
+    return ProgramFile(
+        kind=kind, key=number, file=file, sha256=_digest(data), num_bytes=len(data), memory=_memory(program)
+    )
+
+
+def _memory(program: Compiled) -> dict[str, int]:
+    """Outputs hold donated arguments too; `alias` is what they share."""
+    found: Any = program.memory_analysis()
+    kinds = {"arguments": "argument", "outputs": "output", "alias": "alias", "temporaries": "temp"}
+    sizes = {name: getattr(found, f"{kind}_size_in_bytes") for name, kind in kinds.items()}
+    return sizes | {"code": found.generated_code_size_in_bytes}
 
 
 def _write(file: Path, data: bytes) -> None:
@@ -173,26 +135,3 @@ def _read_program(folder: Path, program: ProgramFile) -> bytes:
 
 def _digest(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
-
-
-def _differences(found: Manifest, wanted: Manifest) -> Iterator[str]:
-    """As texts, by the path of the field."""
-    mine, theirs = (dict(_flat(each.model_dump(exclude={"programs"}), "")) for each in (wanted, found))
-    for name in sorted(mine.keys() | theirs.keys()):
-        if mine.get(name) != theirs.get(name):
-            yield f"{name} is {theirs.get(name)!r}, here it is {mine.get(name)!r}"
-
-
-def _flat(value: Any, name: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for key, each in value.items():
-            yield from _flat(each, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, value
-
-
-def _as_json(shapes: ProgramShapes) -> dict[str, Any]:
-    def plain(value: Any) -> Any:
-        return value.name if isinstance(value, np.dtype) else str(value)
-
-    return json.loads(json.dumps(dataclasses.asdict(shapes), default=plain))

@@ -47,16 +47,27 @@ def _copy_block(array: Array, source: Array, destination: Array) -> Array:
     return lax.dynamic_update_slice_in_dim(array, lax.dynamic_slice_in_dim(array, source, 1), destination, axis=0)
 
 
-def make_layouts(specs: tuple[KVSpec, ...], backend: str, block_size: int, dtype: np.dtype) -> tuple[KVLayout, ...]:
-    """Of each layer group's pools. Raises ValueError for what the backend's kernels cannot take."""
+def make_layouts(
+    specs: tuple[KVSpec, ...], backend: str, block_size: int, dtype: np.dtype, num_devices: int = 1
+) -> tuple[KVLayout, ...]:
+    """Of each layer group's pools on one of `num_devices` that share the heads.
+
+    Raises ValueError for what the backend's kernels cannot take.
+    """
     return tuple(
-        make_layout(backend, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, block_size=block_size, dtype=dtype)
+        make_layout(
+            backend,
+            num_kv_heads=spec.num_kv_heads // num_devices,
+            head_dim=spec.head_dim,
+            block_size=block_size,
+            dtype=dtype,
+        )
         for spec in specs
     )
 
 
 def block_bytes(spec: KVSpec, layout: KVLayout) -> int:
-    """Of one block in all layers of a group, with what the layout adds: padding, scales."""
+    """Of one block in all layers of a group on one device, with what the layout adds: padding, scales."""
     return len(spec.layers) * sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(layout.pool_spec(1)))
 
 
@@ -64,9 +75,10 @@ def make_pools(
     specs: tuple[KVSpec, ...],
     layouts: tuple[KVLayout, ...],
     num_blocks: tuple[int, ...],
+    num_devices: int = 1,
 ) -> tuple[KVPool, ...]:
-    """One zeroed pool per layer, in layer order. `layouts`, `num_blocks`: per layer group."""
-    pool_specs = [layout.pool_spec(n) for layout, n in zip(layouts, num_blocks, strict=True)]
+    """One zeroed pool per layer, in layer order, for all devices. `layouts`, `num_blocks`: per layer group, of one."""
+    pool_specs = [layout.pool_spec(n * num_devices) for layout, n in zip(layouts, num_blocks, strict=True)]
     return tuple(
         jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), pool_specs[group])
         for _, group in sorted(group_of_layer(specs).items())

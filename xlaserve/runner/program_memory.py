@@ -1,11 +1,13 @@
 """What programs need of a device's memory beside the weights and the KV pools, by the compiler's own account."""
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.sharding import NamedSharding
 from jax.stages import Compiled
 
 from xlaserve.runner.programs import ProgramShapes, compile_all, lowerings
@@ -39,9 +41,7 @@ def program_memory(shapes: ProgramShapes, programs: Iterable[Compiled], *, num_m
     )
 
 
-def probe_memory(
-    shapes: ProgramShapes, params: Any, head_weight: Any, sharding: jax.sharding.Sharding
-) -> ProgramMemory:
+def probe_memory(shapes: ProgramShapes, params: Any, head_weight: Any, sharding: NamedSharding) -> ProgramMemory:
     """What `program_memory` will say of the final programs, which differ from `shapes` in the pools' sizes only.
 
     Compiles the largest body and the largest heads; nothing is allocated. The others' code is taken to be as large.
@@ -56,5 +56,9 @@ def probe_memory(
 
 
 def tree_bytes(tree: Any) -> int:
-    """Of arrays, or of their ShapeDtypeStructs."""
-    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    """Of arrays, or of their ShapeDtypeStructs, on one device."""
+    return sum(math.prod(_share(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _share(array: Any) -> tuple[int, ...]:
+    return array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)

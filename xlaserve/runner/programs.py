@@ -9,6 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered
 from xlaserve_kernels.paged_attention import KVLayout, KVPool
 
@@ -19,6 +21,7 @@ from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.body import BodyShape, make_body
 from xlaserve.runner.buckets import Buckets
 from xlaserve.runner.compilations import LOG
+from xlaserve.runner.compiler import compile_program
 from xlaserve.runner.heads.blocks import ROWS_PER_TILE
 from xlaserve.runner.heads.prompt_logprobs import make_prompt_logprobs, prompt_logprobs_packing
 from xlaserve.runner.heads.sample import make_sample, sample_packing
@@ -34,13 +37,8 @@ from xlaserve.runner.row_state import (
     rules_packing,
     set_rules,
 )
+from xlaserve.sharding import RULES, mesh_of
 
-# XLA joins products of the same input by copying their weights side by side first, in every step: of Llama-3.1-8B's
-# those of q, k and v, 1.6 GB, and with tensor parallelism those of gate and up too.
-COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_dot_merger_threshold_mb": 0}}  # by platform
-# Likewise for devices that are not here: without a card XLA cannot measure tiles for Triton products, and takes some
-# of 16x8. cuBLASLt chooses when it runs.
-UNMEASURED_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 Key = tuple[str, Any]  # kind of program, and its size
 MAX_THREADS = 4  # that compile or load programs; more than there are cores take turns, a sixth slower
 
@@ -60,6 +58,7 @@ class ProgramShapes:
     kv_dtype: np.dtype
     host_slots: tuple[int, ...] = ()  # per layer group; empty: there is no host tier
     processed_logprobs: bool = False  # else the model's own
+    num_devices: int = 1  # that share heads and weights: tensor parallel
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
@@ -67,8 +66,8 @@ class ProgramShapes:
 
     @functools.cached_property
     def layouts(self) -> tuple[KVLayout, ...]:
-        """Per layer group."""
-        return make_layouts(self.specs, self.backend, self.block_size, self.kv_dtype)
+        """Per layer group, of one device's heads."""
+        return make_layouts(self.specs, self.backend, self.block_size, self.kv_dtype, self.num_devices)
 
     @functools.cached_property
     def reset_packing(self) -> Packing:
@@ -87,8 +86,8 @@ class ProgramShapes:
         return BodyShape(bucket, self.max_num_seqs, outputs, len(self.layouts), self.block_size)
 
     def state(self) -> tuple[tuple[KVPool, ...], RowState]:
-        """Empty KV pools (one per layer) and row state."""
-        return make_pools(self.specs, self.layouts, self.num_blocks), self.row_state()
+        """Empty KV pools (one per layer; those of several devices one after another along axis 0) and row state."""
+        return make_pools(self.specs, self.layouts, self.num_blocks, self.num_devices), self.row_state()
 
     def row_state(self) -> RowState:
         """All rows idle. No token is counted more often than a request is long."""
@@ -140,7 +139,7 @@ def compile_programs(
     shapes: ProgramShapes,
     params: Any,
     head_weight: Any,
-    sharding: jax.sharding.Sharding,
+    sharding: NamedSharding,
     on_progress: Callable[[str, int, int], None],
 ) -> Programs:
     """Compiles all, largest first, several at a time. `params`, `head_weight`: arrays, or their ShapeDtypeStructs.
@@ -182,7 +181,7 @@ def assemble(shapes: ProgramShapes, compiled: Mapping[Key, Compiled]) -> Program
 
 def compile_all(
     jobs: dict[Key, Callable[[], Lowered]],
-    sharding: jax.sharding.Sharding,
+    sharding: NamedSharding,
     on_progress: Callable[[str, int, int], None],
 ) -> dict[Key, Compiled]:
     """Compiles what `jobs` lower, in their order, several at a time; `on_progress` as in compile_programs."""
@@ -190,14 +189,13 @@ def compile_all(
 
 
 def compilations(
-    jobs: Mapping[Key, Callable[[], Lowered]], sharding: jax.sharding.Sharding, reason: str
+    jobs: Mapping[Key, Callable[[], Lowered]], sharding: NamedSharding, reason: str
 ) -> dict[Key, Callable[[], Compiled]]:
     """What compiles each of `jobs`; it is counted under `reason`."""
-    options = COMPILER_OPTIONS.get(next(iter(sharding.device_set)).platform)
 
     def compile_one(lower: Callable[[], Lowered]) -> Compiled:
         with LOG.expect(reason):
-            return lower().compile(options)
+            return compile_program(lower, sharding)
 
     return {key: functools.partial(compile_one, lower) for key, lower in jobs.items()}
 
@@ -222,20 +220,26 @@ def num_threads() -> int:
 
 
 def lowerings(
-    shapes: ProgramShapes, params: Any, head_weight: Any, sharding: jax.sharding.Sharding
+    shapes: ProgramShapes, params: Any, head_weight: Any, sharding: NamedSharding
 ) -> Iterator[tuple[Key, Callable[[], Lowered]]]:
     """((kind, key), a function that traces and lowers the program), the slowest first."""
     config = shapes.config
-    kv_caches, rows = _abstract(jax.eval_shape(shapes.state), sharding)
-    plan = attention_plan(config, shapes.backend, shapes.layouts)
+    state, pools = jax.eval_shape(shapes.state), pool_sharding(shapes, sharding)
+    kv_caches, rows = _abstract(state[0], pools), _abstract(state[1], sharding)
+    several = mesh_of(sharding) if shapes.num_devices > 1 else None
+    plan = attention_plan(config, shapes.backend, shapes.layouts, several)
     forward = FAMILIES[config.family].forward
+    jit = functools.partial(jax.jit, out_shardings=sharding)
     for bucket in reversed(shapes.buckets.tokens):
         shape = shapes.body(bucket)
-        body = jax.jit(make_body(forward, config, plan, shape), donate_argnums=(1, 2))
+        body = make_body(forward, config, plan, shape)
+        body = jax.jit(body, donate_argnums=(1, 2), out_shardings=(sharding, pools, sharding))
         packed = shape.packing.abstract(sharding)
         arguments = (params, kv_caches, rows.block_tables, rows.last_tokens, packed)
         yield ("body", bucket), functools.partial(body.lower, *arguments)
-    rows_per_tile = ROWS_PER_TILE.get(next(iter(sharding.device_set)).platform, 1)
+    axis = RULES["vocab"] if several else None
+    on_each = functools.partial(_on_each_device, mesh=several)
+    rows_per_tile = ROWS_PER_TILE.get(mesh_of(sharding).devices.flat[0].platform, 1)
     for size in reversed(shapes.buckets.outputs):
         hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
         for greedy in (False, True):
@@ -246,8 +250,9 @@ def lowerings(
                 greedy=greedy,
                 processed_logprobs=shapes.processed_logprobs,
                 rows_per_tile=rows_per_tile,
+                axis=axis,
             )
-            sample = jax.jit(sample, donate_argnums=2 if greedy else (4, 5))
+            sample = jit(on_each(sample), donate_argnums=2 if greedy else (4, 5))
             masks = jax.ShapeDtypeStruct((size, mask_words(config.vocab_size)), np.int32, sharding=sharding)
             if greedy:
                 arguments = (head_weight, hidden, rows.last_tokens, packing.abstract(sharding))
@@ -258,24 +263,46 @@ def lowerings(
     size = shapes.buckets.most_read
     hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
     packing = prompt_logprobs_packing(size)
-    head = jax.jit(make_prompt_logprobs(config, packing, rows_per_tile=rows_per_tile))
+    head = jit(on_each(make_prompt_logprobs(config, packing, rows_per_tile=rows_per_tile, axis=axis)))
     yield ("prompt_logprobs", size), functools.partial(head.lower, head_weight, hidden, packing.abstract(sharding))
-    yield ("initial_state", shapes.max_num_seqs), jax.jit(lambda: shapes.state(), out_shardings=sharding).lower
-    reset = jax.jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
+    yield ("initial_state", shapes.max_num_seqs), jax.jit(lambda: shapes.state(), out_shardings=(pools, sharding)).lower
+    reset = jit(functools.partial(reset_row, packing=shapes.reset_packing), donate_argnums=(0, 1))
     arguments = (rows.block_tables, rows.sampling, shapes.reset_packing.abstract(sharding))
     yield ("reset_row", shapes.max_num_seqs), functools.partial(reset.lower, *arguments)
-    rules = jax.jit(functools.partial(set_rules, packing=shapes.rules_packing), donate_argnums=(0, 1))
+    rules = jit(functools.partial(set_rules, packing=shapes.rules_packing), donate_argnums=(0, 1))
     arguments = (rows.rules, rows.counts, shapes.rules_packing.abstract(sharding))
     yield ("set_rules", shapes.max_num_seqs), functools.partial(rules.lower, *arguments)
     packing = shapes.copy_packing
-    copy = jax.jit(functools.partial(copy_blocks, packing=packing, specs=shapes.specs), donate_argnums=0)
+    copy = functools.partial(copy_blocks, packing=packing, specs=shapes.specs)
+    if several:  # each in its own pools
+        copy = jax.shard_map(copy, mesh=several, in_specs=(pools.spec, sharding.spec), out_specs=pools.spec)
+    copy = jax.jit(copy, donate_argnums=0, out_shardings=pools)
     yield ("copy_blocks", shapes.max_num_seqs), functools.partial(copy.lower, kv_caches, packing.abstract(sharding))
     if shapes.host_slots:
         yield from _host_lowerings(shapes, kv_caches, sharding)
 
 
+def _on_each_device(head: Callable, mesh: Mesh | None) -> Callable:
+    """A head as each device of `mesh` runs it, with its part of the head's weight; all of them return the same."""
+    if mesh is None:
+        return head
+    everywhere = PartitionSpec()
+
+    def shared(head_weight: Array, *others: Any) -> Any:
+        specs = (PartitionSpec(RULES["vocab"]), *(everywhere for _ in others))
+        run = jax.shard_map(head, mesh=mesh, in_specs=specs, out_specs=everywhere, check_vma=False)
+        return run(head_weight, *others)
+
+    return shared
+
+
+def pool_sharding(shapes: ProgramShapes, sharding: NamedSharding) -> NamedSharding:
+    """Each device has pools of its own heads."""
+    return sharding if shapes.num_devices == 1 else NamedSharding(sharding.mesh, PartitionSpec(RULES["kv_heads"]))
+
+
 def _host_lowerings(
-    shapes: ProgramShapes, kv_caches: tuple[KVPool, ...], sharding: jax.sharding.Sharding
+    shapes: ProgramShapes, kv_caches: tuple[KVPool, ...], sharding: NamedSharding
 ) -> Iterator[tuple[Key, Callable[[], Lowered]]]:
     gather, scatter = jax.jit(gather_blocks), jax.jit(scatter_blocks, donate_argnums=0)
     packed = PACKING.abstract(sharding)
@@ -286,5 +313,5 @@ def _host_lowerings(
         yield ("scatter", group), functools.partial(scatter.lower, pools, staged, packed)
 
 
-def _abstract(tree: Any, sharding: jax.sharding.Sharding) -> Any:
+def _abstract(tree: Any, sharding: NamedSharding) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)

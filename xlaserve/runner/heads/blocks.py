@@ -42,8 +42,10 @@ class Blocks(NamedTuple):
         comes first. No more than that many blocks have to be looked at: those with the largest peaks."""
         num_rows, num_blocks = self.peaks.shape
         chosen = jnp.sort(lax.top_k(self.peaks, min(count, num_blocks))[1], axis=-1)
-        # Slices of the values must not meet the top_k: XLA's CPU backend would know it no more, and sort all.
-        values, places = lax.optimization_barrier(lax.top_k(self.pick_several(chosen).reshape(num_rows, -1), count))
+        # Slices of the values must not meet the top_k: XLA's CPU backend would know it no more, and sort all. A barrier
+        # each, for one around both is more than XLA's partitioner of programs for several devices can take.
+        found = lax.top_k(self.pick_several(chosen).reshape(num_rows, -1), count)
+        values, places = map(lax.optimization_barrier, found)
         tokens = jnp.take_along_axis(chosen, places // LANES, axis=1) * LANES + places % LANES
         return values, tokens.astype(jnp.int32)
 

@@ -37,16 +37,16 @@ def pack_prompt_logprobs(packing: Packing, command: PromptLogprobs) -> np.ndarra
 
 
 def make_prompt_logprobs(
-    config: ModelConfig, packing: Packing, *, rows_per_tile: int = 1
+    config: ModelConfig, packing: Packing, *, rows_per_tile: int = 1, axis: str | None = None
 ) -> Callable[..., PromptLogprobsOutput]:
     """The function to compile: (head_weight, hidden [S, D], packed) -> PromptLogprobsOutput. Nothing is donated.
 
-    rows_per_tile: as `make_sample` takes it.
+    rows_per_tile, axis: as `make_sample` takes them.
     """
 
     def prompt_logprobs(head_weight: Array, hidden: Array, packed: Array) -> PromptLogprobsOutput:
         parts = packing.unpack(packed)
-        logits = compute_logits(head_weight, config, hidden[parts["hidden_rows"]])  # float32 [S, V]
+        logits = compute_logits(head_weight, config, hidden[parts["hidden_rows"]], axis)  # float32 [S, V]
         blocks = in_blocks(logits, rows_per_tile)
         total = blocks.log_total()[:, None]
         mine = jnp.take_along_axis(logits, parts["next_ids"][:, None], axis=-1)

@@ -60,7 +60,13 @@ def pack_masks(command: Sample, num_outputs: int, vocab_size: int) -> np.ndarray
 
 
 def make_sample(
-    config: ModelConfig, packing: Packing, *, greedy: bool, processed_logprobs: bool = False, rows_per_tile: int = 1
+    config: ModelConfig,
+    packing: Packing,
+    *,
+    greedy: bool,
+    processed_logprobs: bool = False,
+    rows_per_tile: int = 1,
+    axis: str | None = None,
 ) -> Callable[..., tuple]:
     """The function to compile: (head_weight, hidden [S, D], sampling, rules, counts, last_tokens, packed, masks) ->
     (SampleOutput, counts, last_tokens). To be donated: counts and last_tokens.
@@ -68,11 +74,11 @@ def make_sample(
     greedy: for steps whose rows all have temperature 0, no rules and no mask; then it is (head_weight, hidden,
     last_tokens, packed) -> (SampleOutput, last_tokens). processed_logprobs: of the distribution that is drawn from,
     with rules, masks, temperature and cuts; else the model's own. rows_per_tile: as the platform keeps the logits
-    (`blocks.ROWS_PER_TILE`); nothing else depends on it.
+    (`blocks.ROWS_PER_TILE`); nothing else depends on it. axis: as `compute_logits` takes it.
     """
 
     def logits_of(head_weight: Array, hidden: Array, parts: Mapping[str, Array]) -> Array:
-        return compute_logits(head_weight, config, hidden[parts["hidden_rows"]])  # float32 [S, V]
+        return compute_logits(head_weight, config, hidden[parts["hidden_rows"]], axis)  # float32 [S, V]
 
     def sample_greedy(head_weight: Array, hidden: Array, last_tokens: Array, packed: Array):
         parts = packing.unpack(packed)
