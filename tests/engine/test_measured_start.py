@@ -5,7 +5,7 @@ import pytest
 from tests import tiny_models
 from tests.recording import RecordingReporter
 from tests.tiny_models import GREEDY_TOKENS, LENGTHS, prompts
-from xlaserve.engine import build, machine
+from xlaserve.engine import build, bundled, machine
 from xlaserve.engine.llm import LLM
 from xlaserve.errors import ConfigError
 from xlaserve.runner.memory import DeviceMemory
@@ -42,6 +42,26 @@ def test_a_device_that_reports_its_memory_is_filled(cache_dir, monkeypatch):
     assert told["KV pool"][1].startswith("cache.memory_utilization: 90% of 64 MiB, less 0 MiB of weights, ")
     assert "48 MiB; blocks of 16: " in told["KV pool"][0]
     assert told["programs' memory"][0].endswith("besides")
+
+
+def test_where_memory_is_checked_the_largest_body_is_among_the_first(cache_dir, monkeypatch):
+    """Whatever comes later needs less, and the first step already has room for as many tokens."""
+    monkeypatch.setattr(machine, "device_memory", lambda device: DeviceMemory(total=64 * MIB, in_use=MIB))
+    made = []
+
+    def compilations(jobs, sharding, reason):
+        made.append((reason, [size for kind, size in jobs if kind == "body"]))
+        return compile_with(jobs, sharding, reason)
+
+    compile_with = bundled.compilations
+    monkeypatch.setattr(bundled, "compilations", compilations)
+    llm, told = start("llama", cache_dir, "scheduler.max_num_batched_tokens=48", "compile.serve_early=true")
+    with llm:
+        assert made == [("start-up", [48, 4]), ("background", [24])]
+        assert "1 more come" in told["programs"][1]
+        assert llm.generate(prompts((40,)), SamplingParams(max_tokens=1, temperature=0.0))
+        assert llm.service.late.wait(60)
+        assert llm.service.startup.buckets() == (4, 24, 48)
 
 
 @pytest.fixture

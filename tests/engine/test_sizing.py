@@ -206,3 +206,13 @@ def test_programs_that_need_more_than_was_left_to_them_are_refused(device):
     with pytest.raises(ConfigError, match=r"programs \(210 MiB\).* are more than the 1,000 MiB of the device: lower"):
         check_memory(found, [Program(200 * MIB), Program(MIB)], reporter)
     check_memory(dataclasses.replace(found, memory=None), [Program(200 * MIB)], reporter)  # unknown
+
+
+def test_programs_that_are_still_to_come_are_counted_with_the_code_of_the_largest(device):
+    device(total_mib=1000, programs_mib=30)
+    found, _ = size(weight_mib=300)
+    reporter = RecordingReporter()
+    check_memory(found, [Program(20 * MIB), Program(MIB)], reporter, num_more=5)
+    assert reporter.settings["programs' memory"][0] == "20 MiB of temporaries, 25 MiB besides"
+    with pytest.raises(ConfigError, match=r"programs \(345 MiB\).* are more than"):
+        check_memory(found, [Program(20 * MIB), Program(MIB)], reporter, num_more=105)
