@@ -138,7 +138,7 @@ def serve(config: "Config") -> None:
             batches.close()
         for service in models or ():
             shut_down(service)
-    if any(service.late.is_busy for service in models):
+    if any(service.late.is_busy for service in models or ()):
         os._exit(0)  # Python would wait for what compiles, longer perhaps than one who wants this process to end
 
 
