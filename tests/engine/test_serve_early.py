@@ -23,27 +23,27 @@ EXPECTED = tiny_models.greedy("llama", LENGTHS)
 
 
 class Gates:
-    """Bodies that come late wait for the gate of their size, as if they took long to compile."""
+    """What comes late waits for its gate, as if it took long to compile: a body for that of its size."""
 
     def __init__(self):
-        self.of_body = {size: threading.Event() for size in LATER}
+        self.gates = {name: threading.Event() for name in (FIRST, *LATER, "heads")}
         self.broken: set[int] = set()
 
     def slow(self, makers: dict, reason: str) -> dict:
-        return {key: self._behind(key[1], make) for key, make in makers.items()} if reason == "background" else makers
+        return {key: self._behind(*key, make) for key, make in makers.items()} if reason == "background" else makers
 
-    def _behind(self, size: int, make: Callable) -> Callable:
+    def _behind(self, kind: str, size: int, make: Callable) -> Callable:
         def behind():
-            assert self.of_body[size].wait(WAIT)
+            assert self.gates[size if kind == "body" else "heads"].wait(WAIT)
             if size in self.broken:
                 raise RuntimeError("the compiler has failed")
             return make()
 
         return behind
 
-    def open(self, *sizes: int) -> None:
-        for size in sizes:
-            self.of_body[size].set()
+    def open(self, *names: int | str) -> None:
+        for name in names:
+            self.gates[name].set()
 
 
 @pytest.fixture
@@ -56,13 +56,13 @@ def gates(monkeypatch) -> Iterator[Gates]:
     monkeypatch.setattr(bundled, "compilations", slow)
     monkeypatch.setattr("xlaserve.engine.build.num_threads", lambda: 3)  # so that all wait at once
     yield gates
-    gates.open(*LATER)
+    gates.open(*gates.gates)
 
 
 @contextmanager
 def early(cache_dir, **settings) -> Iterator[LLM]:
     unexpected = LOG.compiled().get("unexpected", 0)
-    with start("llama", cache_dir, compile__serve_early="true", **SIZES, **settings) as llm:
+    with start("llama", cache_dir, **{"compile__serve_early": "true", **SIZES, **settings}) as llm:
         try:
             yield llm
         finally:
@@ -94,6 +94,24 @@ def test_the_same_ids_before_between_and_after(cache_dir, gates):
         assert runner_of(llm).buckets.tokens == (FIRST, *LATER)
         assert ids(llm.generate(prompts(LENGTHS), greedy())) == EXPECTED
     assert llm.service.late.status().failed == ()
+
+
+def test_a_body_that_returns_fewer_rows_waits_for_its_heads(cache_dir, gates, monkeypatch):
+    """With five rows there are heads for four and for five; the body of 8 tokens is the first that has one for each."""
+    monkeypatch.setattr("xlaserve.engine.build.num_threads", lambda: 4)
+    with early(cache_dir, scheduler__max_num_seqs=5, scheduler__max_num_batched_tokens=8) as llm:
+        assert runner_of(llm).buckets.tokens == (8,)
+        assert ids(llm.generate(prompts(LENGTHS), greedy())) == EXPECTED
+        gates.open(4)
+        until_left(llm, 2)
+        assert runner_of(llm).buckets.tokens == (8,)
+        assert ids(llm.generate(prompts(LENGTHS), greedy())) == EXPECTED
+        assert steps(llm).keys() == {8}
+        gates.open("heads")
+        until_left(llm, 0)
+        assert runner_of(llm).buckets.tokens == (4, 8)
+        assert ids([llm.generate([prompt], greedy())[0] for prompt in prompts(LENGTHS)]) == EXPECTED
+        assert steps(llm)[4] > 0
 
 
 def test_bodies_that_join_in_the_middle_of_requests_change_no_token(cache_dir, gates):
@@ -143,6 +161,13 @@ def test_to_close_begins_no_more_of_them(cache_dir, gates, monkeypatch):
     gates.open(*LATER)
     llm.service.late.stop()
     assert runner_of(llm).buckets.tokens == (FIRST, 48)  # it was under way
+
+
+@pytest.mark.parametrize("asked", [3, 8])
+def test_steps_have_no_more_tokens_than_asked_for(cache_dir, asked):
+    """The smallest body takes four."""
+    with start("llama", cache_dir, scheduler__max_num_batched_tokens=asked) as llm:
+        assert llm.service._scheduler.max_num_batched_tokens == asked
 
 
 def test_the_default_is_to_have_all_of_them_first(cache_dir, gates):

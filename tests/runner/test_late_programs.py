@@ -1,6 +1,8 @@
 """What is made in the background: handed over one by one, whatever fails and whenever it is to stop."""
 
+import gc
 import threading
+import weakref
 
 import pytest
 
@@ -87,6 +89,17 @@ def test_to_stop_waits_for_what_is_under_way_and_begins_nothing():
     assert joined.programs == {("body", 1): 1}
     assert not late.is_busy
     late.stop()  # again
+
+
+def test_nothing_is_kept_when_all_is_done():
+    """Least of all what programs were handed over to: a runner with its weights and pools."""
+    joined = Joined()
+    late = LatePrograms({("body", size): lambda: None for size in (1, 2, 3)}, joined, num_threads=2)
+    late.stop()
+    kept = weakref.ref(joined)
+    del joined, late
+    gc.collect()
+    assert kept() is None
 
 
 def test_nothing_to_do():

@@ -159,13 +159,17 @@ def _start(
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
         max_outputs=settings.buckets.outputs[-1],
     )
-    scheduler.max_num_batched_tokens = runner.buckets.tokens[-1]
+
+    def limit_steps() -> None:
+        scheduler.max_num_batched_tokens = min(settings.max_num_batched_tokens, runner.buckets.tokens[-1])
+
+    limit_steps()
 
     def join(key: Key, program: Compiled) -> None:
         """In this order: no step is to have more tokens than there is a body for."""
         programs[key] = program
         runner.use(assemble(shapes, programs))
-        scheduler.max_num_batched_tokens = runner.buckets.tokens[-1]
+        limit_steps()
 
     engine = LLMEngine(scheduler, runner, async_scheduling=config.scheduler.async_scheduling)
     checkpoint = model.checkpoint

@@ -38,7 +38,8 @@ class LatePrograms:
             threading.Thread(target=self._work, name=f"late-programs-{number}", daemon=True)
             for number in range(min(num_threads, len(jobs)))
         ]
-        if jobs:
+        self._num_working = len(self._threads)
+        if self._threads:
             atexit.register(self.stop)  # what compiles cannot be stopped, and Python cannot exit around it
         for thread in self._threads:
             thread.start()
@@ -62,7 +63,6 @@ class LatePrograms:
         self.cancel()
         for thread in self._threads:
             thread.join()
-        atexit.unregister(self.stop)
 
     def wait(self, timeout: float) -> bool:
         """Until all are made or have failed; False when they are not within `timeout` seconds."""
@@ -84,6 +84,10 @@ class LatePrograms:
             with self._changed:
                 del self._left[key]
                 self._changed.notify_all()
+        with self._changed:
+            self._num_working -= 1
+            if not self._num_working:
+                atexit.unregister(self.stop)  # which would keep the engine in memory
 
     def _next(self) -> tuple[Key, Callable[[], Any]] | None:
         with self._changed:
