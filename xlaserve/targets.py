@@ -127,6 +127,10 @@ class Target:
             return None
         return self.chip.usable_bytes or int(gpu_share * self.chip.hbm_bytes)
 
+    def has_compiler(self) -> bool:
+        """Whether it is installed here."""
+        return self.chip is None or has_compiler(self.chip)
+
     def devices(self) -> list[Any]:
         """Raises ConfigError where its compiler is not installed."""
         return jax.devices(CPU)[:1] if self.chip is None else devices(self.name, self.chip, self.num_devices)

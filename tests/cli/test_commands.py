@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-COMMANDS = ("serve", "generate", "chat", "fetch", "admin", "bench")
+COMMANDS = ("serve", "generate", "chat", "fetch", "admin", "plan", "bench")
 
 
 def xlaserve(*arguments: str, script: str = "hello", stdin: str | None = None) -> subprocess.CompletedProcess:

@@ -13,6 +13,7 @@ _COMMANDS = {
     "fetch": "Download a model ahead of time.",
     "build": "Compile a deployment's programs ahead of time.",
     "admin": "Give orders to a running server.",
+    "plan": "Tell what a deployment would take and give on a target.",
     "bench": "Measure: servers, start-up, the engine, the scheduler on a simulated device.",
 }
 

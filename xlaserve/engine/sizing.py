@@ -14,7 +14,7 @@ from xlaserve.models.kv_spec import kv_specs
 from xlaserve.runner.kv_cache import block_bytes, make_layouts
 from xlaserve.runner.memory import DeviceMemory
 from xlaserve.runner.pool_size import GroupDemand, KVDemand, PoolSize
-from xlaserve.runner.program_memory import program_memory
+from xlaserve.runner.program_memory import ProgramMemory, program_memory
 from xlaserve.runner.programs import ProgramShapes
 
 SHOWN_LENGTHS = (1024, 4096, 16384, 65536)  # tokens
@@ -64,12 +64,19 @@ def check_memory(sizing: Sizing, programs: Iterable[Compiled], reporter: Reporte
     num_more: programs to come, none of which needs more than one of these. A device that uses the host's memory is not
     asked: its compiler takes a while to tell.
     """
-    memory = sizing.memory
-    if memory is None:
+    if sizing.memory is None:
         return
     needed = program_memory(sizing.shapes, programs, num_more=num_more)
     shown = f"{mib(needed.temporaries)} of temporaries, {mib(needed.num_bytes - needed.temporaries)} besides"
     reporter.info("programs' memory", shown, "by the compiler's account")
+    check_fits(sizing, needed)
+
+
+def check_fits(sizing: Sizing, needed: ProgramMemory) -> None:
+    """Raises ConfigError when programs, weights and pools together are too much for a device."""
+    memory = sizing.memory
+    if memory is None:
+        return
     taken = memory.in_use + sizing.weight_bytes + sizing.pool.num_bytes + needed.num_bytes
     if taken > memory.total:
         raise ConfigError(

@@ -10,7 +10,7 @@ from xlaserve.models.checkpoint import Checkpoint
 from xlaserve.models.demo_model import fetch_demo
 from xlaserve.models.gguf_file import GGUFFile
 from xlaserve.models.random_checkpoint import RandomCheckpoint
-from xlaserve.models.safetensors_folder import SafetensorsFolder
+from xlaserve.models.safetensors_folder import SafetensorsFolder, read_json
 
 DEMO = "demo"
 _RANDOM = "random:"
@@ -43,6 +43,23 @@ def open_local(path: Path, source: str) -> Checkpoint:
     if gguf_files and not (path / "config.json").exists():
         raise CheckpointError(f"{path}: has no config.json; to serve a GGUF file, name the file: {gguf_files[0]}")
     return SafetensorsFolder(path, source)
+
+
+def read_config(section: ModelSection, *, cache_dir: Path, announce: hub.Announce = _silent) -> tuple[dict, str]:
+    """A model's config.json, and where it is from, for messages. Of a hub id nothing else is downloaded.
+
+    Raises as `resolve` does.
+    """
+    source, hub_id = section.source, _HUB_ID.fullmatch(section.source)
+    if hub_id and not hub_id["file"] and not Path(source).expanduser().exists() and not _looks_like_path(source):
+        file = hub.fetch_file(source, "config.json", section.revision, announce)
+        return read_json(file, required=True), str(file)
+    path = None if source.startswith(_RANDOM) or source == DEMO else Path(source).expanduser()
+    if path is not None and (path / "config.json").is_file():
+        _refuse_revision(source, section.revision)
+        return read_json(path / "config.json", required=True), str(path / "config.json")
+    checkpoint = resolve(section, cache_dir=cache_dir, seed=0, announce=announce)
+    return checkpoint.config, checkpoint.where
 
 
 def fetch(source: str, *, cache_dir: Path, revision: str | None = None, announce: hub.Announce = _silent) -> Path:

@@ -12,6 +12,7 @@ from jax.stages import Compiled
 
 from xlaserve.runner.programs import ProgramShapes, compile_all, lowerings
 
+PROBED = 4  # programs that probe_memory compiles
 OUTPUTS_AT_ONCE = 4  # a body's and a head's, of the two steps that may be under way
 
 

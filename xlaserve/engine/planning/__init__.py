@@ -1,0 +1,1 @@
+"""What a deployment would take and give on hardware that need not be here, from a model's configuration alone."""

@@ -1,0 +1,98 @@
+"""The least time that a step takes: its bytes at the chip's bandwidth, or its operations at its peak, if that is more.
+
+No step is faster. Real ones are slower: nothing is counted here of activations, of what devices tell each other, or of
+launching. A mixed workload has its own times: `xlaserve bench scheduler`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from xlaserve.layers.params import named_specs
+from xlaserve.models.config import ModelConfig
+from xlaserve.models.registry import FAMILIES
+from xlaserve.targets import Target
+
+EMBEDDINGS = "model.embed_tokens.weight"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Seconds."""
+
+    bandwidth: float
+    arithmetic: float
+
+    @property
+    def least(self) -> float:
+        return max(self.bandwidth, self.arithmetic)
+
+    @property
+    def limit(self) -> str:
+        return "bandwidth" if self.bandwidth >= self.arithmetic else "arithmetic"
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Of a model on all devices of a target, which share the work evenly."""
+
+    config: ModelConfig
+    weight_bytes: int  # read in every step
+    matrix_weights: int  # of the layers, each multiplied with once per token
+    kv_itemsize: int  # bytes
+    bytes_per_second: float
+    operations_per_second: float
+
+    @classmethod
+    def of(cls, config: ModelConfig, target: Target, itemsize: int, kv_itemsize: int) -> "Floors | None":
+        """None for a CPU, whose figures are not known. itemsize: of the weights."""
+        chip = target.chip
+        if chip is None:
+            return None
+        sizes = {name: spec.shape for name, spec in named_specs(FAMILIES[config.family].param_specs(config))}
+        # Of the embeddings only the tokens' rows are read, unless they are the head too.
+        read = sum(prod(shape) for name, shape in sizes.items() if config.tie_word_embeddings or name != EMBEDDINGS)
+        matrices = sum(prod(shape) for name, shape in sizes.items() if ".layers." in name and len(shape) == 2)
+        chips = target.num_devices / chip.devices_per_chip
+        return cls(config, read * itemsize, matrices, kv_itemsize, chips * chip.hbm_bandwidth, chips * chip.bf16)
+
+    def step(self, rows: Sequence[tuple[int, int]]) -> Step:
+        """rows: of each its new tokens, and its context with them. Every row samples one token."""
+        config = self.config
+        tokens = sum(new for new, _ in rows)
+        kv_tokens = pairs = 0  # over all layers
+        for window in self._windows():
+            kv_tokens += sum(min(context, window + new - 1) for new, context in rows)
+            pairs += sum(_pairs(new, context, window) for new, context in rows)
+        kv_bytes = kv_tokens * 2 * config.num_kv_heads * config.head_dim * self.kv_itemsize
+        products = 2 * tokens * self.matrix_weights + 2 * len(rows) * config.vocab_size * config.hidden_size
+        attention = 4 * pairs * config.num_heads * config.head_dim
+        return Step(
+            (self.weight_bytes + kv_bytes) / self.bytes_per_second, (products + attention) / self.operations_per_second
+        )
+
+    def decode(self, num_rows: int, context: int) -> Step:
+        """A token of each row: what the time between two tokens cannot be under."""
+        return self.step([(1, context)] * num_rows)
+
+    def prefill(self, length: int, chunk: int) -> Step:
+        """A prompt that has the devices to itself, `chunk` tokens a step: what its first token cannot come before."""
+        steps = [self.step([(min(chunk, length - at), min(at + chunk, length))]) for at in range(0, length, chunk)]
+        return Step(sum(step.bandwidth for step in steps), sum(step.arithmetic for step in steps))
+
+    def _windows(self) -> list[int]:
+        """Of each layer, in tokens."""
+        config = self.config
+        return [
+            config.sliding_window or config.max_position_embeddings
+            if kind == "sliding"
+            else config.max_position_embeddings
+            for kind in config.layer_types
+        ]
+
+
+def _pairs(new: int, context: int, window: int) -> int:
+    """Of a query and a key that it sees: of the last `new` of `context` tokens."""
+    first = context - new + 1  # keys that the first query sees, itself included
+    whole = max(0, min(context, window) - first + 1)  # queries that see all before them
+    return whole * (2 * first + whole - 1) // 2 + (new - whole) * window
