@@ -127,7 +127,7 @@ def test_gemma3_alone_and_together(gemma_gguf, cache_dir):
         check_batch(llm, GEMMA3)
 
 
-@pytest.mark.parametrize("chunk", [3, 16, 17])
+@pytest.mark.parametrize("chunk", [16, 17])  # smaller ones take its windows minutes; tiny models have them
 def test_gemma3_in_chunks(gemma_gguf, cache_dir, chunk):
     with start(gemma_gguf, cache_dir, scheduler__long_prefill_token_threshold=chunk, **GEMMA3_LIMITS) as llm:
         check_batch(llm, GEMMA3)
