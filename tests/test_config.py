@@ -116,3 +116,10 @@ def test_what_several_models_cannot_be_is_refused(overrides, told):
     with pytest.raises(ConfigError) as caught:
         load_config(None, [*TWO, *overrides])
     assert told in str(caught.value)
+
+
+def test_models_on_demand_share_a_memory_that_must_be_given():
+    demand = [*TWO, "models.b.on_demand=true"]
+    with pytest.raises(ConfigError, match=r"models.b.on_demand: say by server.models_memory"):
+        load_config(None, demand)
+    assert load_config(None, [*demand, "server.models_memory=1GiB"]).models["b"].on_demand

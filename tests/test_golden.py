@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.server.harness import served
 from xlaserve.engine.llm import LLM
-from xlaserve.engine.served_models import ServedModels
 from xlaserve.sampling_params import SamplingParams
 from xlaserve.server.app import create_app
 from xlaserve.server.state import ServerState
@@ -58,7 +58,7 @@ def test_smollm2_alone_together_and_over_http(demo_gguf, cache_dir):
         check_solo(llm, SMOLLM2)
         check_batch(llm, SMOLLM2)
         state = ServerState(max_requests=1, max_body=100_000)
-        state.set_ready(ServedModels(llm.service))
+        state.set_ready(served(llm.service))
         client = create_app(state).test_client()
         for case in SMOLLM2:
             check_http(client, case)

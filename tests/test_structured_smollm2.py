@@ -5,8 +5,8 @@ import json
 import jsonschema
 import pytest
 
+from tests.server.harness import served
 from xlaserve.engine.llm import LLM
-from xlaserve.engine.served_models import ServedModels
 from xlaserve.grammar import Grammar
 from xlaserve.sampling_params import SamplingParams
 from xlaserve.server.app import create_app
@@ -59,7 +59,7 @@ def test_answers_validate_and_do_not_depend_on_how_given_tokens_come(llm):
 
 def test_over_http(llm):
     state = ServerState(max_requests=1, max_body=100_000)
-    state.set_ready(ServedModels(llm.service))
+    state.set_ready(served(llm.service))
     body = {
         "model": "smol",
         "messages": [{"role": "user", "content": "Tell of Paris in JSON."}],

@@ -153,6 +153,8 @@ class ServerSection(_Section):
     admin_key: SecretStr | None = None  # of who may give orders (/admin/...); without one nobody may
     admin_key_file: Path | None = None  # in place of it
     admin_paths: tuple[Path, ...] = ()  # folders that weights may be read from, links followed
+    models_memory: Bytes | None = None  # of all models together, weights and KV pools, where some are on demand
+    model_wait: float = Field(default=60.0, gt=0, le=3600)  # seconds that a request waits for its model to be loaded
     allow_chat_template: bool = False  # of a request's own, rendered in a process that is killed when it runs away
     files: FilesSection = FilesSection()
     responses: ResponsesSection = ResponsesSection()
@@ -185,6 +187,7 @@ class ServedModelSection(_Section):
     """One of several models. What it leaves out is as in the sections outside that have the same name."""
 
     model: ModelSection
+    on_demand: bool = False  # loaded by its first request, and sent away when others need its memory
     cache: CacheSection = CacheSection()
     scheduler: SchedulerSection = SchedulerSection()
     kernels: KernelsSection = KernelsSection()
@@ -229,6 +232,10 @@ class Config(_Section):
                     f"models.{name}.cache: say how large its KV pool is, by one of {', '.join(POOL_SIZE_KEYS)}: the "
                     "models share the memory"
                 )
+            if section.on_demand and self.server.models_memory is None:
+                raise ValueError(
+                    f"models.{name}.on_demand: say by server.models_memory how much memory all models may take together"
+                )
         shares = {name: self._deployment(name).cache.memory_utilization or 0.0 for name in self.models}
         if sum(shares.values()) > 1:
             told = ", ".join(f"{name} {share:g}" for name, share in shares.items() if share)
@@ -241,7 +248,8 @@ class Config(_Section):
 
     def _deployment(self, name: str) -> "Config":
         sections = {}
-        for key, own in self.models[name]:
+        for key in ("model", "cache", "scheduler", "kernels", "compile"):
+            own = getattr(self.models[name], key)
             values = {field: getattr(own, field) for field in own.model_fields_set}
             if values.keys() & set(POOL_SIZE_KEYS):  # of which one replaces another
                 values = dict.fromkeys(POOL_SIZE_KEYS) | values

@@ -8,8 +8,8 @@ import pytest
 
 from tests import tiny_models, toys
 from tests.recording import RecordingReporter
+from tests.server.harness import served
 from xlaserve.engine.llm import LLM
-from xlaserve.engine.served_models import ServedModels
 from xlaserve.sampling_params import SamplingParams
 from xlaserve.server.app import create_app
 from xlaserve.server.state import ServerState
@@ -34,7 +34,7 @@ def make(tmp_path, cache_dir):
         toys.write_tokenizer(toys.byte_level_vocabulary(template=template), folder)
         with LLM(str(folder), overrides=[*LIMITS, *overrides], cache_dir=cache_dir, reporter=reporter) as llm:
             state = ServerState(max_requests=1, max_body=100_000)
-            state.set_ready(ServedModels(llm.service))
+            state.set_ready(served(llm.service))
             client = create_app(state).test_client()
 
             def ask(**fields) -> dict:

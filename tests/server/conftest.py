@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import LiveServer
+from tests.server.harness import LiveServer, served
 from tests.server.test_tools import TEMPLATE, saying
 from tests.server.toy_service import make_toy_service
 from tests.toys import byte_level_tokenizer
 from xlaserve.config import FilesSection
-from xlaserve.engine.served_models import ServedModels
 from xlaserve.server.admin_access import AdminAccess
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.state import ServerState
@@ -40,7 +39,7 @@ def make_live():
         )
         servers.append(server)
         server.service, server.runner = make_toy_service(script, **toy)
-        server.state.set_ready(ServedModels(server.service))
+        server.state.set_ready(served(server.service))
         return server
 
     yield make

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.toy_runner import ToyRunner
+from xlaserve.engine.served_models import ServedModels, Slot
 from xlaserve.engine.service import GenerationService
 from xlaserve.server import wsgi
 from xlaserve.server.admin_access import AdminAccess
@@ -19,8 +20,13 @@ from xlaserve.server.state import ServerState
 JSON = {"Content-Type": "application/json"}
 
 
+def served(*services: GenerationService) -> ServedModels:
+    """They stay."""
+    return ServedModels([Slot(service.info.name, service=service) for service in services])
+
+
 class LiveServer:
-    """Serves until `close`. `state` has no service until `state.set_ready(service)`."""
+    """Serves until `close`. `state` has no service until `state.set_ready(served(service))`."""
 
     service: GenerationService  # set by the fixtures, as is its runner
     runner: ToyRunner

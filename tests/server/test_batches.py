@@ -247,7 +247,7 @@ def test_junk_never_stops_the_batches(keep):
 
 def test_metrics(keep):
     server = keep()
-    server.batches.measure(server.service.metrics, "toy")
+    server.batches.measure(server.state.models())
     finished(server, start(server, jsonl(line("a"), line("b"), line("bad", n=0))))
     finished(server, start(server, b"x\n"))
     shown = server.get("/metrics").body.decode().splitlines()

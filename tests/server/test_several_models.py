@@ -1,12 +1,14 @@
 """Two models behind one address: requests go by their name."""
 
 import json
+import threading
 
 import pytest
 
 from tests.server.batching import finished, jsonl, line, results, start
+from tests.server.harness import served, wait_until
 from tests.server.toy_service import make_toy_service
-from xlaserve.engine.served_models import ServedModels
+from xlaserve.engine.served_models import ServedModels, Slot
 
 
 @pytest.fixture
@@ -15,7 +17,7 @@ def two(make_live):
     server = make_live(b"HELLO")
     other, runner = make_toy_service(b"WORLD", name="other", max_model_len=48)
     server.other = other
-    server.state.set_ready(ServedModels(server.service, other))
+    server.state.set_ready(served(server.service, other))
     yield server
     runner.released.set()
     assert other.shutdown(timeout=10)
@@ -98,7 +100,7 @@ def test_metrics_tell_of_both(two):
 def test_lines_of_a_batch_go_by_their_model(keep):
     server = keep()
     other, _ = make_toy_service(b"WORLD", name="other")
-    server.state.set_ready(ServedModels(server.service, other))
+    server.state.set_ready(served(server.service, other))
     lines = [line("a", model="toy"), line("b", model="other"), line("c", model="third")]
     batch = finished(server, start(server, jsonl(*lines)))
     texts = {name: result["response"]["body"]["choices"][0]["text"] for name, result in results(server, batch).items()}
@@ -106,3 +108,50 @@ def test_lines_of_a_batch_go_by_their_model(keep):
     (failed,) = results(server, batch, "error").values()
     assert failed["response"]["status_code"] == 404
     assert other.shutdown(timeout=10)
+
+
+@pytest.fixture
+def on_demand(make_live):
+    """A server with the model `toy`, which stays, and `other` on demand; `other` loads when its gate is open."""
+    server = make_live(b"HELLO")
+    made, gate = [], threading.Event()
+
+    def start(make_room):
+        make_room(10)
+        assert gate.wait(20)
+        made.append(make_toy_service(b"WORLD", name="other")[0])
+        return made[-1]
+
+    slots = [Slot("toy", service=server.service), Slot("other", start)]
+    server.state.set_ready(ServedModels(slots, memory=10, wait=0.2))
+    server.gate = gate
+    yield server
+    gate.set()
+    assert all(service.shutdown(timeout=10) for service in made)
+
+
+def test_a_model_on_demand_is_loaded_by_its_first_request(on_demand):
+    assert on_demand.get("/ready").json["engines"] == {"toy": "ready", "other": "not loaded"}
+    assert on_demand.get("/v1/models/other").json["max_model_len"] is None
+    busy = on_demand.complete(model="other")
+    assert (busy.status, "still loading" in busy.json["error"]["message"]) == (503, True)
+    assert int(busy.headers["Retry-After"]) >= 1
+    assert on_demand.get("/ready").json["engines"]["other"] == "loading"
+    assert on_demand.get("/health").status == 200
+    assert text(on_demand.complete(model="toy")) == "HELLO"
+    on_demand.gate.set()
+    assert wait_until(lambda: on_demand.complete(model="other").status == 200)
+    assert on_demand.get("/v1/models/other").json["max_model_len"] == 96
+    assert 'xlaserve:model_loads_total{model_name="other"} 1.0' in on_demand.get("/metrics").body.decode()
+    assert on_demand.state.models().slot("other").num_users == 0
+
+
+def test_a_stream_keeps_its_model(on_demand):
+    on_demand.gate.set()
+    slot = on_demand.state.models().slot("other")
+    assert wait_until(lambda: on_demand.complete(model="other").status == 200)
+    with on_demand.open("/v1/completions", {"model": "other", "prompt": "hi", "stream": True}) as connection:
+        response = connection.getresponse()
+        assert slot.num_users == 1
+        response.read()
+    assert wait_until(lambda: slot.num_users == 0)

@@ -10,10 +10,9 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from tests import tiny_models
-from tests.server.harness import LiveServer
+from tests.server.harness import LiveServer, served
 from tests.toys import with_named_tokens, write_tokenizer
 from xlaserve.engine.llm import LLM
-from xlaserve.engine.served_models import ServedModels
 from xlaserve.engine.spelling import CHAR_OF_BYTE
 from xlaserve.engine.vocabulary import Vocabulary
 from xlaserve.runner.compilations import LOG
@@ -61,7 +60,7 @@ def tiny_server(folder: Path, cache_dir: Path, **model: str) -> Iterator[LiveSer
     with LLM(str(folder), overrides=overrides, cache_dir=cache_dir) as llm:
         server = LiveServer()
         server.service = llm.service
-        server.state.set_ready(ServedModels(llm.service))
+        server.state.set_ready(served(llm.service))
         before = LOG.compiled().get("unexpected", 0)
         yield server
         assert LOG.compiled().get("unexpected", 0) == before, "a request has waited for a compilation"

@@ -120,9 +120,9 @@ def serve(config: "Config") -> None:
         models = _load(config, state, stop)
         calm_garbage_collector()
         if batches:
-            batches.measure(models.first.metrics, models.first.info.name)
+            batches.measure(models)
         state.set_ready(models)
-        names = ", ".join(service.info.name for service in models)
+        names = ", ".join(slot.name for slot in models.slots)
         click.echo(f"Serving {names} on http://{server.host}:{server.port}", err=True)
         stop.wait()
         click.echo("Stopping: running requests may finish. Ask again to end at once.", err=True)
@@ -138,14 +138,14 @@ def serve(config: "Config") -> None:
             batches.close()
         for service in models or ():
             shut_down(service)
-    if any(service.late.is_busy for service in models or ()):
+    if any(service.late.is_busy for service in models) or any(slot.is_loading for slot in models.slots):
         os._exit(0)  # Python would wait for what compiles, longer perhaps than one who wants this process to end
 
 
 def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "ServedModels":
     """Builds the engines on a thread of its own, so that this one hears signals while programs compile."""
     from xlaserve.cli.console import ConsoleReporter, Reporters
-    from xlaserve.engine.served_models import start_models
+    from xlaserve.engine.start_models import start_models
 
     outcome: Future[ServedModels] = Future()
 

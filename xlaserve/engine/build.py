@@ -1,6 +1,7 @@
 """From a Config to a running GenerationService."""
 
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,18 +42,23 @@ from xlaserve.sampling_params import PoolingType
 from xlaserve.sharding import make_mesh, replicated, sharding_of
 
 
-def build_service(config: Config, *, cache_dir: Path, reporter: Reporter) -> GenerationService:
+def build_service(
+    config: Config, *, cache_dir: Path, reporter: Reporter, make_room: Callable[[int], None] = lambda _: None
+) -> GenerationService:
     """Compiles the programs or loads them from a bundle, loads the model and starts the engine's thread.
 
     Compiling takes no memory on the device, and tells whether all will fit: so it comes before the weights are read, as
     does the check of what their headers tell. Where the device uses the host's memory there is nothing to check, and
-    both are done at the same time. Raises ConfigError or CheckpointError naming what is wrong.
+    both are done at the same time. `make_room` gets the bytes of weights and KV pools before they are taken.
+
+    Raises ConfigError or CheckpointError naming what is wrong, and what `make_room` raises.
     """
     _use_cache(config.compile.cache_dir or cache_dir / "programs", reporter)
     reporter = clock = StartupClock(reporter)
     load_native(config.kernels, cache_dir / "native", reporter)
     mesh = make_mesh()
     decided = decide(adopted(config, reporter), Machine.here(mesh), mesh, cache_dir, reporter)
+    make_room(decided.sizing.weight_bytes + decided.sizing.pool.num_bytes)
     shapes, sharding = decided.sizing.shapes, replicated(mesh)
     is_checked = decided.sizing.memory is not None
     source = program_source(

@@ -1,5 +1,7 @@
 """Orders to the server, for who has its admin key."""
 
+from contextlib import ExitStack
+
 from flask import Blueprint, Response, current_app
 
 from xlaserve.engine.model_admin import ModelAdmin
@@ -19,10 +21,11 @@ def access() -> AdminAccess:
 @routes.post("/admin/models/<path:name>/weights")
 def weights(name: str) -> Response:
     """Answers when the old weights are gone."""
-    service = server_state().service(name)
     asked = parse_weights(read_json())
     path = access().resolve(asked.path)
-    report = _admin(service.admin).swap(path, asked.policy, asked.timeout)
+    with ExitStack() as stack:
+        service = server_state().use(name, stack)
+        report = _admin(service.admin).swap(path, asked.policy, asked.timeout)
     return json_response(
         WeightsReply(
             object="weights",

@@ -28,7 +28,7 @@ def answer(make_job: "Callable[[GenerationService, dict[str, Any]], Job]") -> Re
         state = server_state()
         state.admit(stack)
         data = read_json()
-        service = state.service(model_named(data))
+        service = state.use(model_named(data), stack)
         job = make_job(service, data)
         scheduling, check = job.asked.scheduling_params(tenant()), liveness_check(service)
         if not (isinstance(job, TextJob) and job.asked.stream):

@@ -55,7 +55,7 @@ _HEAD = """
 @routes.get("/docs")
 def docs() -> Response:
     try:
-        model = server_state().models().first.info.name
+        model = server_state().models().slots[0].name
     except EngineUnavailable:  # the page is there all the same
         model = "MODEL"
     examples = Examples(request.host_url.rstrip("/"), model, with_key=needs_key())

@@ -10,7 +10,7 @@ from xlaserve.server.jobs import chat_job, completion_job
 from xlaserve.server.responses import ModelCard, ModelList
 
 if TYPE_CHECKING:
-    from xlaserve.engine.service import GenerationService
+    from xlaserve.engine.served_models import Slot
 
 routes = Blueprint("openai", __name__)
 
@@ -27,16 +27,17 @@ def chat_completions() -> Response:
 
 @routes.get("/v1/models")
 def models() -> Response:
-    return json_response(ModelList(object="list", data=list(map(_model_card, server_state().models()))))
+    return json_response(ModelList(object="list", data=list(map(_model_card, server_state().models().slots))))
 
 
 @routes.get("/v1/models/<path:name>")
 def model(name: str) -> Response:
-    return json_response(_model_card(server_state().models().find(name)))
+    return json_response(_model_card(server_state().models().slot(name)))
 
 
-def _model_card(service: "GenerationService") -> ModelCard:
-    info = service.info
-    return ModelCard(
-        id=info.name, object="model", created=info.created, owned_by="xlaserve", max_model_len=info.max_model_len
-    )
+def _model_card(slot: "Slot") -> ModelCard:
+    card = ModelCard(id=slot.name, object="model", created=0, owned_by="xlaserve", max_model_len=None)
+    if slot.service is None:  # on demand: more is known once it is loaded
+        return card
+    info = slot.service.info
+    return card.model_copy(update={"created": info.created, "max_model_len": info.max_model_len})

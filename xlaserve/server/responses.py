@@ -188,7 +188,7 @@ class ModelCard(Reply):
     object: Literal["model"]
     created: int
     owned_by: str
-    max_model_len: int  # tokens, prompt and answer together
+    max_model_len: int | None  # tokens, prompt and answer together; null while the model is not loaded
 
 
 class ModelList(Reply):

@@ -93,21 +93,19 @@ class ServerState:
             raise EngineUnavailable("The model is still loading: see /ready.")
         return self._models
 
-    def service(self, model: str | None = None) -> "GenerationService":
-        """That model's, if it can take requests now; None: the first one's.
+    def use(self, model: str | None, stack: ExitStack) -> "GenerationService":
+        """That model's service, until `stack` closes; None: the first one's.
 
-        Raises EngineUnavailable saying why not, and InvalidRequest for a model that is not served.
+        Raises EngineUnavailable where it cannot take requests, and InvalidRequest for a model that is not served.
         """
-        service = self.models().find(model)
-        if service.state != "ready":
-            raise EngineUnavailable(f"The engine is {service.state}.")
-        _check_progress(service)
+        service = self.models().use(model, stack)
+        _check_ready(service)
         return service
 
     def check_health(self) -> None:
-        """Raises EngineUnavailable where one of the models cannot take requests."""
+        """Raises EngineUnavailable where one of the models that are loaded cannot take requests."""
         for service in self.models():
-            self.service(service.info.name)
+            _check_ready(service)
 
     def check_running(self, service: "GenerationService | None" = None) -> None:
         """Raises EngineUnavailable when requests that already run, on `service`, cannot finish any more."""
@@ -125,16 +123,18 @@ class ServerState:
         if self._phase == "loading":
             detail |= {"step": self._step, "progress": self._progress}
         elif self._models is not None:
-            first = self._models.first
-            detail |= {"model": first.info.name, "engine": first.state, "weights_version": first.weights_version}
+            first = self._models.slots[0]
+            detail |= {"model": first.name, "engine": first.state}
+            if first.service is not None:
+                detail["weights_version"] = first.service.weights_version
             late = [service.startup.late() for service in self._models]
             detail["programs"] = {
-                "buckets": list(first.startup.buckets()),
+                "buckets": [] if first.service is None else list(first.service.startup.buckets()),
                 "left": sum(len(each.left) for each in late),  # of all models
                 "failed": sum(len(each.failed) for each in late),
             }
             if len(self._models) > 1:
-                detail["engines"] = {service.info.name: service.state for service in self._models}
+                detail["engines"] = {slot.name: slot.state for slot in self._models.slots}
         return detail
 
     def phase(self, name: str) -> None:
@@ -145,6 +145,12 @@ class ServerState:
 
     def info(self, key: str, value: Any, reason: str) -> None:
         """Resolved settings are the console's to show."""
+
+
+def _check_ready(service: "GenerationService") -> None:
+    if service.state != "ready":
+        raise EngineUnavailable(f"The engine is {service.state}.")
+    _check_progress(service)
 
 
 def _check_progress(service: "GenerationService") -> None:

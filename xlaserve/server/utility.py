@@ -89,7 +89,7 @@ def _admitted(stack: ExitStack) -> "tuple[dict[str, Any], GenerationService]":
     state = server_state()
     state.admit(stack)
     data = read_json()
-    return data, state.service(model_named(data))
+    return data, state.use(model_named(data), stack)
 
 
 def _json(value: dict, status: int = 200) -> Response:

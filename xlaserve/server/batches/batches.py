@@ -16,7 +16,7 @@ from xlaserve.server.batches.storage import lock_folder
 from xlaserve.server.protocol.batch import BatchRequest
 
 if TYPE_CHECKING:
-    from xlaserve.engine.metrics import EngineMetrics
+    from xlaserve.engine.served_models import ServedModels
     from xlaserve.server.state import ServerState
 
 
@@ -42,9 +42,9 @@ class Batches:
             state, self.files, self.store, max_lines=section.batch_lines, max_line_bytes=state.max_body
         )
 
-    def measure(self, metrics: "EngineMetrics", model_name: str) -> None:
-        """Shows the batches among the engine's metrics."""
-        metrics.registry.register(BatchMetrics(self, model_name))
+    def measure(self, models: "ServedModels") -> None:
+        """Shows the batches among the models' metrics, by the name of the first."""
+        models.registry.register(BatchMetrics(self, models.slots[0].name))
 
     def create(self, asked: BatchRequest, tenant: str) -> Batch:
         """Raises InvalidRequest when there is no such input, Overloaded when there are too many batches."""

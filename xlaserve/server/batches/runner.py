@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -203,11 +204,11 @@ class BatchRunner:
         if not self._runs or self._stopping.is_set():
             return False
         try:
-            service = self._state.service()
+            services = list(self._state.models())
         except EngineUnavailable:
             return False
-        limit = self._max_lines or max(1, service.max_num_seqs // 2)
-        return self._under_way < limit and service.num_waiting == 0
+        limit = self._max_lines or max([1, *(service.max_num_seqs // 2 for service in services)])
+        return self._under_way < limit and not any(service.num_waiting for service in services)
 
     def _submit(self) -> bool:
         """Submits the next line of the batch whose turn it is; False when there was none or no room for it."""
@@ -220,32 +221,36 @@ class BatchRunner:
         return False
 
     def _start(self, run: Run, line: InputLine) -> bool:
+        stack = ExitStack()
         try:
-            service = self._state.service(model_named(line.body))
+            service = self._state.use(model_named(line.body), stack)
             job = _JOBS[run.batch.endpoint](service, line.body)
             scheduling = job.asked.scheduling_params(run.batch.tenant)
             if service.takes_priority:
                 scheduling = replace(scheduling, priority=min(scheduling.priority + LOWEST_PRIORITY, MAX_PRIORITY))
             generations = job.start(service, scheduling, lambda: self._check_line(run, service))
         except (Overloaded, EngineUnavailable):
+            stack.close()
             run.give_back(line)
             return False
         except Exception as error:
+            stack.close()
             self._put_error(run, line, error)
             return True
         self._count(+1)
         try:
-            arguments = (run, line, job, generations)
+            arguments = (run, line, job, generations, stack)
             threading.Thread(target=self._collect, args=arguments, name="batch line", daemon=True).start()
         except RuntimeError:  # no more threads
             generations.abort()
+            stack.close()
             run.give_back(line)
             self._count(-1)
             return False
         return True
 
-    def _collect(self, run: Run, line: InputLine, job: Job, generations: "Generations") -> None:
-        """Waits for the answer and writes it down."""
+    def _collect(self, run: Run, line: InputLine, job: Job, generations: "Generations", stack: ExitStack) -> None:
+        """Waits for the answer and writes it down; closes the stack."""
         try:
             body = job.finish(generations).json_bytes()
             self._put(run, line, result_line(line.custom_id, job.renderer.id, 200, body), is_error=False)
@@ -254,6 +259,7 @@ class BatchRunner:
         except Exception as error:
             self._put_error(run, line, error, job.renderer.id)
         finally:
+            stack.close()
             self._count(-1)
             self.wake()
 
