@@ -138,8 +138,14 @@ def serve(config: "Config") -> None:
             batches.close()
         for service in models or ():
             shut_down(service)
-    if any(service.late.is_busy for service in models) or any(slot.is_loading for slot in models.slots):
-        os._exit(0)  # Python would wait for what compiles, longer perhaps than one who wants this process to end
+    if _compiles(models):
+        os._exit(0)  # Python would wait for it, longer perhaps than one who wants this process to end
+
+
+def _compiles(models: "ServedModels | None") -> bool:
+    if models is None:
+        return False
+    return any(service.late.is_busy for service in models) or any(slot.is_loading for slot in models.slots)
 
 
 def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "ServedModels":
