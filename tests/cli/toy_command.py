@@ -11,7 +11,7 @@ from xlaserve.runner.late_programs import LatePrograms
 
 
 def run(script: str, step_seconds: float, load_seconds: float, arguments: list[str]) -> None:
-    def build_service(config, *, cache_dir, reporter, make_room):
+    def build_service(config, *, cache_dir, reporter, make_room=None):
         reporter.phase("loading a toy")
         if config.model.source == "broken":
             raise CheckpointError("broken/model.safetensors: has 5 bytes; expected 8")

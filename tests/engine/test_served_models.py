@@ -163,6 +163,7 @@ def test_one_in_use_for_too_long_stays(make_fleet):
         fleet.use("a").close()
     wait_until(lambda: not fleet.models.slot("b").is_loading)
     assert "'a' is in use" in fleet.models.slot("b").error
+    fleet.models._wait = 20.0
     fleet.use("b").close()
     assert fleet.loaded() == "b"
 
