@@ -11,7 +11,6 @@ from tests.engine.test_bundled import Told
 from tests.engine.test_end_to_end import greedy, ids, start
 from tests.tiny_models import LENGTHS, prompts
 from xlaserve.config import KernelsSection
-from xlaserve.engine.bundled import _has
 from xlaserve.engine.native_kernels import load_native
 from xlaserve.errors import ConfigError
 
@@ -44,7 +43,6 @@ def test_without_a_compiler_there_is_xla_and_a_line_that_says_why(monkeypatch, t
     load_native(KernelsSection(), tmp_path, told)
     assert told.infos["native kernels"] == ("none", "no C++ compiler: none of c++, g++, clang++ is on the path")
     assert resolve("auto", "cpu") == "xla"
-    assert not _has("cpu_native")  # a bundle's
     with pytest.raises(
         ValueError, match=r"'cpu_native' is not available on cpu: choose auto, xla, pallas_tpu_interpret"
     ):

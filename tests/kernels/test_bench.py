@@ -19,7 +19,7 @@ def run(monkeypatch, *arguments: str) -> None:
     [
         ("paged_attention", "smollm2-135m; decode"),
         ("kv_write", "smollm2-135m"),
-        ("quantized_matmul", "smollm2-135m o, w8a16; decode"),
+        ("quantized_matmul", "smollm2-135m o, w8a8 by group; decode"),
         ("fused_norm", "smollm2-135m, int8; decode"),
         ("gated_activation", "smollm2-135m, int8; decode"),
     ],

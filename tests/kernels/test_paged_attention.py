@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from xlaserve_kernels.backend import available, resolve
+from xlaserve_kernels.backend import resolve
 from xlaserve_kernels.paged_attention import make_layout
 
 from tests.kernels.conftest import needs_native
@@ -67,14 +67,18 @@ def cases_of(backend: str) -> dict[str, Case]:
     return ON_TPU if backend.startswith("pallas_tpu") else NAMED
 
 
-@pytest.mark.parametrize(
-    ("backend", "name"), [(backend, name) for backend in available("cpu") for name in cases_of(backend)]
-)
+MARKS = {"cpu_native": needs_native}
+NAMES = ("xla", "cpu_native", "pallas_tpu_interpret", "pallas_gpu_interpret")
+BACKENDS = [pytest.param(name, marks=MARKS.get(name, ())) for name in NAMES]
+ALL_NAMED = [(backend, name) for backend in NAMES for name in cases_of(backend)]
+
+
+@pytest.mark.parametrize(("backend", "name"), [pytest.param(*case, marks=MARKS.get(case[0], ())) for case in ALL_NAMED])
 def test_named_cases(backend, name):
     assert_close(cases_of(backend)[name], backend)
 
 
-@pytest.mark.parametrize("backend", available("cpu"))
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     "name",
     [
@@ -86,7 +90,7 @@ def test_bfloat16(name, backend):
     assert_close(cases_of(backend)[name], backend, jnp.bfloat16)
 
 
-@pytest.mark.parametrize("backend", available("cpu"))
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [(jnp.float32, "bfloat16"), (jnp.bfloat16, "float32"), (jnp.float16, "int8")],
@@ -110,7 +114,7 @@ def test_a_block_size_that_a_kernel_cannot_take(backend, block_size, allowed):
 
 
 @pytest.mark.filterwarnings("ignore:invalid value")
-@pytest.mark.parametrize("backend", available("cpu"))
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("kv_dtype", [None, "int8"])
 def test_infinity_in_one_row_spoils_no_other(kv_dtype, backend):
     case = Case(((1, 600), (1, 600), (1, 5)), num_kv_heads=1, block_size=16, spoilt=True, kv_dtype=kv_dtype)
@@ -179,7 +183,7 @@ def test_random_cases_interpreted_for_tpus(case):
     assert_close(case, "pallas_tpu_interpret")
 
 
-@pytest.mark.parametrize("backend", [name for name in available("cpu") if "interpret" not in name])
+@pytest.mark.parametrize("backend", BACKENDS[:2])
 def test_tokens_of_no_row_come_back_as_zeros(backend):
     out, _ = run(Case(((1, 5), (3, 3)), padding=12), backend)
     np.testing.assert_array_equal(out[4:], 0)

@@ -10,7 +10,10 @@ from xlaserve_kernels.quantization import quantize_groups
 from xlaserve_kernels.quantized_matmul import MODES, QuantizedWeight, quantize_weight, quantized_matmul
 from xlaserve_kernels.quantized_matmul.reference import dequantize_reference, quantized_matmul_reference
 
+from tests.kernels.conftest import needs_native
+
 BACKENDS = ("xla", "pallas_tpu_interpret", "pallas_gpu_interpret")
+WITH_NATIVE = (*BACKENDS, pytest.param("cpu_native", marks=needs_native))  # which has w8a8 only
 # (mode, group, inputs): an odd number of groups, and inputs that are no multiple of a tile
 VARIANTS = (
     ("w8a8", None, 576), ("w8a8", 32, 160), ("w8a8", 64, 576), ("w8a16", None, 576),
@@ -48,7 +51,27 @@ def test_every_mode(mode, group, inputs, backend):
     assert_close(*drawn(mode, group, inputs, 136, 9), backend)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@needs_native
+@pytest.mark.parametrize("out_dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(
+    ("group", "inputs", "out"),
+    [(None, 576, 136), (None, 70, 7), (32, 160, 9), (32, 32, 1), (64, 576, 136), (128, 1536, 576), (128, 128, 6)],
+)
+@pytest.mark.parametrize("num_tokens", [1, 2, 9])
+def test_native_code(group, inputs, out, num_tokens, out_dtype):
+    x, weight, bias = drawn("w8a8", group, inputs, out, num_tokens)
+    assert_close(x, weight, bias, "cpu_native", out_dtype)
+    assert_close(x, weight, None, "cpu_native", out_dtype)
+
+
+@needs_native
+def test_native_code_names_the_modes_it_has_not():
+    x, weight, _ = drawn("w8a16", None, 64, 8, 1)
+    with pytest.raises(ValueError, match="mode w8a16: cpu_native multiplies w8a8 only; xla takes it"):
+        quantized_matmul(x, weight, backend="cpu_native")
+
+
+@pytest.mark.parametrize("backend", WITH_NATIVE)
 @pytest.mark.parametrize("num_tokens", [1, 7, 8, 33, 129])
 def test_any_number_of_tokens(num_tokens, backend):
     assert_close(*drawn("w8a8", 64, 192, 72, num_tokens), backend)
@@ -98,7 +121,7 @@ def test_every_8_bit_float(backend):
     np.testing.assert_array_equal(y[0], numbers.astype(jnp.float32))
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", WITH_NATIVE)
 def test_sums_of_the_largest_integers_are_exact(backend):
     x, w = jnp.full((1, 576), 127, jnp.int8), jnp.full((8, 576), -127, jnp.int8)
     weight = QuantizedWeight(w, jnp.ones(8), None, "w8a8", None)
@@ -157,7 +180,7 @@ def test_a_weight_that_does_not_fit_is_named(mode, group, fields, message):
         (dict(x=(ones(1, 64, dtype=np.int8), ones(1, 1))), "out_dtype: must be given"),
         (dict(out_dtype="float16"), "out_dtype float16: must be float32 or bfloat16"),
         (dict(bias=ones(9)), r"bias has shape \[9\]: must be \[8\]"),
-        (dict(backend="cuda"), "backend 'cuda': must be one of xla, pallas_tpu"),
+        (dict(backend="cuda"), "backend 'cuda': must be one of xla, cpu_native, pallas_tpu"),
     ],
 )
 def test_an_argument_that_does_not_fit_is_named(arguments, message):

@@ -1,9 +1,12 @@
 """Matrix products, at every number of rows where another way of computing begins."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from xlaserve_kernels import native
 
 from xlaserve.layers import linear
 
@@ -12,6 +15,29 @@ from xlaserve.layers import linear
 def native_bfloat16(request, monkeypatch):
     monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: request.param)
     return request.param
+
+
+@pytest.fixture(params=[False, True], ids=["xla", "native code"])
+def native_code(request, monkeypatch):
+    if request.param:
+        with contextlib.suppress(native.NativeUnavailable):
+            native.load(native.default_folder())
+        if native.loaded() is None:
+            pytest.skip("there is no C++ compiler")
+    monkeypatch.setattr(linear, "_has_native_code", lambda: request.param)
+    return request.param
+
+
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 96, 40), (2, 99, 6), (3, 7, 1), (39, 100, 41)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_code_is_exact_to_float32(rows, inputs, outputs, dtype, native_code, monkeypatch):
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    rng = np.random.default_rng(rows)
+    x, weight = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((rows, inputs), (outputs, inputs)))
+    lowered = jax.jit(lambda x, weight: linear.project(x, weight)).lower(x, weight)
+    assert ("xlaserve_matmul" in lowered.as_text()) == native_code
+    expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
+    np.testing.assert_allclose(lowered.compile()(x, weight), expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 39, 40, 41, 128])

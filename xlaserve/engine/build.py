@@ -55,9 +55,10 @@ def build_service(
     """
     _use_cache(config.compile.cache_dir or cache_dir / "programs", reporter)
     reporter = clock = StartupClock(reporter)
+    config = adopted(config, reporter)
     load_native(config.kernels, cache_dir / "native", reporter)
     mesh = make_mesh()
-    decided = decide(adopted(config, reporter), Machine.here(mesh), mesh, cache_dir, reporter)
+    decided = decide(config, Machine.here(mesh), mesh, cache_dir, reporter)
     make_room(decided.sizing.weight_bytes + decided.sizing.pool.num_bytes)
     shapes, sharding = decided.sizing.shapes, replicated(mesh)
     is_checked = decided.sizing.memory is not None

@@ -5,10 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 from jax.sharding import NamedSharding
 from jax.stages import Compiled, Lowered
-from xlaserve_kernels.backend import available
 
 from xlaserve.config import Config
 from xlaserve.engine.reporter import Reporter
@@ -44,7 +42,8 @@ def adopted(config: Config, reporter: Reporter) -> Config:
             "scheduler": {
                 "max_num_seqs": shapes["max_num_seqs"], "max_num_batched_tokens": shapes["buckets"]["tokens"][-1],
             },
-            "kernels": {"attention_backend": shapes["backend"]} if _has(shapes["backend"]) else {},
+            # auto is native code where there can be; where not, the programs are others, and that is a mismatch
+            "kernels": {} if shapes["backend"] == "cpu_native" else {"attention_backend": shapes["backend"]},
         }  # fmt: skip
         if not any(getattr(config.cache, key) for key in ("num_blocks", "memory", "memory_utilization")):
             found["cache"]["num_blocks"] = max(shapes["num_blocks"])
@@ -60,11 +59,6 @@ def adopted(config: Config, reporter: Reporter) -> Config:
         open_ones = {key: value for key, value in values.items() if getattr(section, key) in _UNDECIDED}
         sections[name] = section.model_copy(update=open_ones)
     return config.model_copy(update=sections)
-
-
-def _has(backend: str) -> bool:
-    """Else the programs of this machine are others, and that is a mismatch."""
-    return backend in available(jax.devices()[0].platform)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "attention.h"
+#include "matmul.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -73,6 +74,33 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer page
   return ffi::Error::Success();
 }
 
+bool is_bfloat16(const ffi::AnyBuffer& buffer) { return buffer.element_type() == ffi::DataType::BF16; }
+
+void shape_of(Matmul* m, const ffi::AnyBuffer& x, const ffi::AnyBuffer& w, ffi::AnyBuffer& y) {
+  m->tokens = x.dimensions()[0], m->in = x.dimensions()[1], m->out = w.dimensions()[0];
+  m->y = y.untyped_data(), m->y_is_bfloat16 = is_bfloat16(y);
+}
+
+ffi::Error int8_matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer x_scales, ffi::AnyBuffer w,
+                       ffi::AnyBuffer w_scales, ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y) {
+  Int8Matmul m{};
+  shape_of(&m, x, w, *y);
+  m.x = or_null<int8_t>(x), m.x_scales = or_null<float>(x_scales);
+  m.w = or_null<int8_t>(w), m.w_scales = or_null<float>(w_scales), m.bias = or_null<float>(bias);
+  m.group = m.in / x_scales.dimensions()[1];
+  multiply(m, on_pool(pool));
+  return ffi::Error::Success();
+}
+
+ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> y) {
+  FloatMatmul m{};
+  shape_of(&m, x, w, *y);
+  m.x = x.untyped_data(), m.x_is_bfloat16 = is_bfloat16(x);
+  m.w = w.untyped_data(), m.w_is_bfloat16 = is_bfloat16(w);
+  multiply(m, on_pool(pool));
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace xlaserve
 
@@ -93,5 +121,19 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_attention, xlaserve::attention,
                                   .Attr<float>("scale")
                                   .Attr<float>("soft_cap")
                                   .Attr<int64_t>("sliding_window"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_int8_matmul, xlaserve::int8_matmul,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<AnyBuffer>()   // x
+                                  .Arg<AnyBuffer>()   // its scales
+                                  .Arg<AnyBuffer>()   // weight
+                                  .Arg<AnyBuffer>()   // its scales
+                                  .Arg<AnyBuffer>()   // bias, or empty
+                                  .Ret<AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    xlaserve_matmul, xlaserve::matmul,
+    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>());
 
 #pragma GCC visibility pop

@@ -29,7 +29,7 @@ COMPILERS = ("c++", "g++", "clang++")
 _FOLDER = Path(__file__).parent
 _OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
 _TIMEOUT = 300.0  # seconds; it takes about ten
-_HANDLERS = ("attention",)
+_HANDLERS = ("attention", "int8_matmul", "matmul")
 _DIGEST_SIZE = 32  # bytes
 
 

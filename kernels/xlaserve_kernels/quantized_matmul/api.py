@@ -8,6 +8,7 @@ from jax import Array
 
 from xlaserve_kernels.checks import expect_shape
 from xlaserve_kernels.quantization import quantize_groups
+from xlaserve_kernels.quantized_matmul.cpu_native import quantized_matmul_cpu_native
 from xlaserve_kernels.quantized_matmul.pallas_gpu import quantized_matmul_pallas_gpu
 from xlaserve_kernels.quantized_matmul.pallas_tpu import quantized_matmul_pallas_tpu
 from xlaserve_kernels.quantized_matmul.weight import MODES, QuantizedWeight, check_group_size, check_mode
@@ -15,6 +16,7 @@ from xlaserve_kernels.quantized_matmul.xla import quantized_matmul_xla
 
 IMPLEMENTATIONS = {
     "xla": quantized_matmul_xla,
+    "cpu_native": quantized_matmul_cpu_native,
     "pallas_tpu": quantized_matmul_pallas_tpu,
     "pallas_tpu_interpret": functools.partial(quantized_matmul_pallas_tpu, interpret=True),
     "pallas_gpu": quantized_matmul_pallas_gpu,

@@ -1,0 +1,37 @@
+// Matrix products of activations [tokens, in] with weights [out, in], as checkpoints have them: y = x * w^T.
+#pragma once
+
+#include <cstdint>
+
+#include "parallel.h"
+
+namespace xlaserve {
+
+struct Matmul {
+  int64_t tokens, in, out;
+  void* y;  // [tokens, out], float32 or bfloat16
+  bool y_is_bfloat16;
+  const float* bias;  // [out], or null
+};
+
+struct Int8Matmul : Matmul {
+  const int8_t* x;        // [tokens, in]; none is -128
+  const float* x_scales;  // [tokens, in / group]
+  const int8_t* w;        // [out, in]
+  const float* w_scales;  // [out]
+  int64_t group;          // inputs: 32, 64, 128 or all
+};
+
+struct FloatMatmul : Matmul {
+  const void* x;  // float32 or bfloat16
+  bool x_is_bfloat16;
+  const void* w;  // the same
+  bool w_is_bfloat16;
+};
+
+// Products are summed exactly within a group, those sums in float32.
+void multiply(const Int8Matmul& m, const Parallel& parallel);
+// Products are summed in float32.
+void multiply(const FloatMatmul& m, const Parallel& parallel);
+
+}  // namespace xlaserve
