@@ -9,11 +9,10 @@ import pytest
 from tests import tiny_models
 from tests.engine.test_end_to_end import greedy, ids, runner_of, start
 from tests.engine.test_prompt_logprobs import expect_transformers, scoring
-from tests.server.harness import LiveServer
+from tests.server.harness import LiveServer, served
 from tests.tiny_models import LENGTHS, prompts
 from xlaserve.engine import bundled
 from xlaserve.engine.llm import LLM
-from xlaserve.engine.served_models import ServedModels
 from xlaserve.runner.compilations import LOG
 
 WAIT = 60.0  # seconds
@@ -136,7 +135,7 @@ def test_a_compilation_that_fails_is_told_and_the_others_serve(cache_dir, gates,
     gates.broken.add(24)
     with early(cache_dir) as llm:
         server = LiveServer()
-        server.state.set_ready(ServedModels(llm.service))
+        server.state.set_ready(served(llm.service))
         try:
             detail = server.get("/ready").json
             assert detail["status"] == "ready"
