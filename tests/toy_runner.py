@@ -37,6 +37,8 @@ from xlaserve.runner.commands import (
     RestoreBlocks,
     Sample,
     SampleResult,
+    Sleep,
+    Wake,
 )
 from xlaserve.sampling_params import MAX_LOGPROBS
 
@@ -174,6 +176,7 @@ class ToyRunner:
         self._device_free_at = 0.0
         self.weights: dict[int, Any] = {0: None}  # that it has got, by version
         self._version = 0  # of the last body
+        self.asleep = 0
         self.rebuild()
 
     def rebuild(self) -> None:
@@ -228,6 +231,13 @@ class ToyRunner:
                 return self._sample(command)
             case DropWeights(version):
                 self.weights.pop(version, None)
+            case Sleep(level):
+                self.asleep = level
+                if level == 2:
+                    self.weights.clear()
+                    self.rebuild()
+            case Wake():
+                self.asleep = 0
 
     def _count(self, call: str) -> None:
         number, self.calls[call] = self.calls[call], self.calls[call] + 1
@@ -257,7 +267,7 @@ class ToyRunner:
 
     def _body(self, command: Body) -> None:
         self._version = command.weights_version
-        self._check(self._version in self.weights, f"weights {self._version} are not there")
+        self._check(self._version in self.weights and not self.asleep, f"no weights {self._version}")
         rows = [row.row for row in command.rows]
         self._check(rows == sorted(set(rows)), f"rows {rows} do not ascend")
         num_tokens = sum(row.num_tokens for row in command.rows)
@@ -327,13 +337,11 @@ class ToyRunner:
         return ToyFuture(self, result, self._device_free_at, error, arriving or {})
 
     def _score(self, hidden_row: int, next_id: int) -> tuple[float, int, list[int], list[float]]:
-        context = self._hidden[hidden_row]
-        context = [WRONG] if context is None else context
+        context = self._hidden[hidden_row] or [WRONG]
         return toy_score(context, next_id, vocab_size=self.vocab_size, weights=self._version)
 
     def _toy_hidden(self, hidden_row: int) -> np.ndarray:
-        context = self._hidden[hidden_row]
-        return toy_hidden([WRONG] if context is None else context, self._version)
+        return toy_hidden(self._hidden[hidden_row] or [WRONG], self._version)
 
     def _keep_rules(self, row: int, position: int, token: int, context: list[int] | None) -> int:
         """The token, or the next one that the row's rules allow, by their sets alone; and counts it."""

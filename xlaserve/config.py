@@ -155,6 +155,8 @@ class ServerSection(_Section):
     admin_paths: tuple[Path, ...] = ()  # folders that weights may be read from, links followed
     models_memory: Bytes | None = None  # of all models together, weights and KV pools, where some are on demand
     model_wait: float = Field(default=60.0, gt=0, le=3600)  # seconds that a request waits for its model to be loaded
+    sleep_after: float | None = Field(default=None, gt=0, allow_inf_nan=False)  # seconds without a request
+    sleep_level: Literal[1, 2] = 1  # of that sleep: 1: weights in host memory; 2: weights and KV pool dropped
     allow_chat_template: bool = False  # of a request's own, rendered in a process that is killed when it runs away
     files: FilesSection = FilesSection()
     responses: ResponsesSection = ResponsesSection()

@@ -43,5 +43,9 @@ class EngineUnavailable(XlaserveError):
     """The engine is still loading, is shutting down or has failed (HTTP 503)."""
 
 
+class ModelAsleep(EngineUnavailable):
+    """The model's weights are laid aside (HTTP 503)."""
+
+
 class GenerationFailed(XlaserveError):
     """The engine could not finish this request (HTTP 500); the others are untouched."""

@@ -10,7 +10,8 @@ from benchmarks import memory_pictures
 from benchmarks.memory_recorder import Arrival, record
 from tests.toy_runner import make_engine
 from tests.toys import byte_tokenizer
-from xlaserve.engine.service import GenerationService, ModelInfo
+from xlaserve.engine.model_info import ModelInfo
+from xlaserve.engine.service import GenerationService
 
 
 def run(scene, num_blocks: Sequence[int], windows: Sequence[int | None] = (None,)):

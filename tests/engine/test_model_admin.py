@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.engine.test_engine_loop import make_request, read_all, wait_until
+from tests.server.toy_service import make_toy_service
 from tests.toy_runner import make_engine, toy_output
 from tests.toy_store import ToyStore
 from xlaserve.engine.engine_loop import EngineLoop
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.model_admin import ModelAdmin, SwapPolicy
 from xlaserve.engine.startup import StartupFacts
-from xlaserve.errors import EngineUnavailable, InvalidRequest
+from xlaserve.errors import EngineUnavailable, InvalidRequest, ModelAsleep
+from xlaserve.sampling_params import BeamSearchParams, SamplingParams
 
 VOCAB = 1000
 
@@ -214,3 +216,128 @@ def is_of(prompt: list[int], tokens: list[int], policies: dict[int, SwapPolicy])
         return any(policies[later] == "recompute" and rest_is_of(later, start + same) for later in following)
 
     return any(rest_is_of(version, 0) for version in range(len(policies) + 1))
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_model_that_sleeps_refuses_requests_until_it_is_woken(setup, level):
+    one = setup()
+    before = one.loop.submit(make_request("before", range(16), 1))
+    assert read_all(before)[1] == "length"
+    one.admin.sleep(level, 10.0)
+    assert (one.admin.asleep, one.runner.asleep, one.loop.state) == (level, level, "asleep")
+    with pytest.raises(ModelAsleep):
+        one.loop.submit(make_request("refused", [1]))
+    with pytest.raises(InvalidRequest) as caught:
+        one.admin.swap(one.fine, "drain", 10.0)
+    assert caught.value.status == 409
+    one.admin.wake()
+    assert (one.admin.asleep, one.loop.state) == (0, "ready")
+    after = one.loop.submit(make_request("after", range(16), 2))
+    assert read_all(after) == (texts(range(16), 2, [level // 2])[0], "length")
+    assert after.request.num_cached_tokens == (15 if level == 1 else 0), "what is cached is kept as the pool is"
+    assert list(one.runner.weights) == [level // 2]
+
+
+def test_it_sleeps_deeper_and_orders_twice_change_nothing(setup):
+    one = setup()
+    one.admin.wake()
+    for level in (1, 1, 2, 1):
+        one.admin.sleep(level, 10.0)
+    assert (one.admin.asleep, one.runner.weights) == (2, {})
+    one.admin.wake()
+    one.admin.wake()
+    assert read_all(one.loop.submit(make_request("after", [1], 3))) == (texts([1], 3, [1])[0], "length")
+
+
+def test_what_runs_may_finish_before_it_sleeps_but_not_for_ever(setup):
+    one = setup(num_blocks=(500,))
+    for timeout, length, reason in ((20.0, 30, "length"), (0.05, 1500, "abort")):
+        running = one.begin("running", [1], length)
+        one.admin.sleep(1, timeout)
+        tokens, ended = read_all(running)
+        assert (ended, tokens) == (reason, texts([1], length, [0])[0][: len(tokens)])
+        assert reason == "length" or len(tokens) < length
+        one.admin.wake()
+    assert read_all(one.loop.submit(make_request("after", [1], 3)))[1] == "length"
+
+
+def test_a_model_whose_weights_are_lost_sleeps_on_and_can_be_woken_later(setup):
+    one = setup()
+    one.admin.sleep(2, 10.0)
+    one.store.current.fault = "gone"
+    with pytest.raises(EngineUnavailable, match=r"sleeps on.*gone"):
+        one.admin.wake()
+    assert (one.admin.asleep, one.loop.state) == (2, "asleep")
+    one.store.current.fault = ""
+    one.admin.wake()
+    assert read_all(one.loop.submit(make_request("after", [1], 3))) == (texts([1], 3, [1])[0], "length")
+
+
+def test_a_search_does_not_go_on_in_its_sleep(setup):
+    one = setup()
+    first = make_request("first", [1], 1)
+    first.keeps_rows = 2
+    assert read_all(one.loop.submit(first))[1] == "length"
+    one.admin.sleep(1, 0.05)
+    following = make_request("second", [1, 2], 1)
+    following.continues = first
+    assert read_all(one.loop.submit(following))[1] == "abort"
+    one.loop.close(first)
+    one.admin.wake()
+
+
+def test_shutdown_ends_one_that_sleeps(setup):
+    one = setup()
+    one.admin.sleep(2, 10.0)
+    assert one.loop.shutdown(timeout=0)
+    with pytest.raises(EngineUnavailable):
+        one.admin.wake()
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_an_idle_model_falls_asleep_and_any_request_wakes_it(level, tmp_path):
+    service, runner = make_toy_service(b"hello", make_store=ToyStore, sleep_after=0.1, sleep_level=level)
+    try:
+        for _ in range(3):
+            assert wait_until(lambda: service.asleep == level)
+            assert service.wakes_itself
+            with ThreadPoolExecutor(8) as pool:
+                asked = [pool.submit(service.submit, [1], SamplingParams(temperature=0)) for _ in range(8)]
+                for each in asked:
+                    assert "".join(delta.text for delta in each.result()) == "hello"
+        assert wait_until(lambda: service.asleep == level)
+        best = service.beam_search([1], BeamSearchParams(beam_width=2, max_tokens=3))
+        assert best.next(timeout=10) is not None
+    finally:
+        assert service.shutdown(timeout=0)
+    assert runner.violations == []
+
+
+def test_no_request_meets_a_closed_door(tmp_path):
+    """However often it falls asleep meanwhile: requests come just when it has been idle for long enough."""
+    service, runner = make_toy_service(b"hello", make_store=ToyStore, sleep_after=0.01)
+    slept = 0
+    try:
+        for number in range(60):
+            time.sleep(0.0005 * (number % 40))
+            slept += service.asleep
+            assert "".join(delta.text for delta in service.submit([1], SamplingParams(temperature=0))) == "hello"
+    finally:
+        assert service.shutdown(timeout=0)
+    assert runner.violations == []
+    assert slept > 0
+
+
+def test_one_laid_to_sleep_by_order_is_not_woken_by_a_request():
+    service, _ = make_toy_service(b"hello", make_store=ToyStore, sleep_after=0.1)
+    try:
+        assert service.admin is not None
+        assert wait_until(lambda: service.asleep == 1)
+        service.admin.sleep(1, 1.0)
+        assert not service.wakes_itself
+        with pytest.raises(ModelAsleep):
+            service.submit([1], SamplingParams(temperature=0))
+        service.admin.wake()
+        assert "".join(delta.text for delta in service.submit([1], SamplingParams(temperature=0))) == "hello"
+    finally:
+        assert service.shutdown(timeout=0)

@@ -7,8 +7,9 @@ import pytest
 
 from tests.toy_runner import make_engine, toy_output
 from xlaserve.core.outputs import FinishReason
+from xlaserve.engine.model_info import ModelInfo
 from xlaserve.engine.output_processor import TextDelta
-from xlaserve.engine.service import Generation, GenerationService, ModelInfo
+from xlaserve.engine.service import Generation, GenerationService
 from xlaserve.engine.tokenizer import load_tokenizer
 from xlaserve.errors import EngineUnavailable, InvalidRequest, Overloaded
 from xlaserve.sampling_params import SamplingParams

@@ -1,9 +1,12 @@
 """Other weights in a running engine with a real, tiny model: its texts, against an engine that began with them."""
 
+import gc
 import shutil
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -14,7 +17,7 @@ from xlaserve.engine.llm import LLM
 from xlaserve.engine.model_admin import ModelAdmin, SwapPolicy
 from xlaserve.engine.service import GenerationService
 from xlaserve.engine.weights_store import WeightsStore
-from xlaserve.errors import InvalidRequest
+from xlaserve.errors import InvalidRequest, ModelAsleep
 from xlaserve.runner.compilations import LOG
 from xlaserve.sampling_params import SamplingParams
 
@@ -174,3 +177,40 @@ def test_a_bad_checkpoint_leaves_the_old_weights_serving(llm, tmp_path, make, to
 def test_another_architecture_is_refused_by_what_differs(llm, name, told):
     with pytest.raises(InvalidRequest, match=told):
         admin(llm.service).swap(tiny_models.folder(name), "drain", 60.0)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_model_that_has_slept_says_what_it_said_and_nothing_is_compiled(llm, level):
+    before = llm.generate([PROMPT, PROMPT[:20]], SHORT)
+    compiled = LOG.compiled().get("unexpected", 0)
+    for _ in range(2):
+        admin(llm.service).sleep(level, 10.0)
+        with pytest.raises(ModelAsleep):
+            llm.generate([PROMPT], SHORT)
+        admin(llm.service).wake()
+        after = llm.generate([PROMPT, PROMPT[:20]], SHORT)
+        assert [each.token_ids for each in after] == [each.token_ids for each in before]
+        np.testing.assert_allclose(logprobs_of(after[0]), logprobs_of(before[0]), atol=1e-4)
+    assert LOG.compiled().get("unexpected", 0) == compiled
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_the_device_is_free_while_a_model_sleeps(llm, level):
+    """Nothing else refers to the weights, nor, at level 2, to the pools."""
+    runner = admin(llm.service)._store._runner  # type: ignore[attr-defined]
+    [weights] = runner._weights.values()
+    arrays = jax.tree.leaves(weights.params) + (jax.tree.leaves(runner._kv_caches) if level == 2 else [])
+    alive = [weakref.ref(array) for array in arrays]
+    del weights, arrays
+    admin(llm.service).sleep(level, 10.0)
+    gc.collect()
+    assert [ref for ref in alive if ref() is not None] == []
+    admin(llm.service).wake()
+
+
+def test_weights_that_were_replaced_are_freed(llm, changed):
+    runner = admin(llm.service)._store._runner  # type: ignore[attr-defined]
+    alive = [weakref.ref(array) for weights in runner._weights.values() for array in jax.tree.leaves(weights.params)]
+    admin(llm.service).swap(changed, "drain", 10.0)
+    gc.collect()
+    assert [ref for ref in alive if ref() is not None] == []

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 
-from tests.server.harness import JSON, Answer, LiveServer
+from tests.server.harness import JSON, Answer, LiveServer, wait_until
 from tests.toy_store import ToyStore
 from xlaserve.config import ServerSection
 from xlaserve.errors import ConfigError, InvalidRequest
 from xlaserve.server.admin_access import AdminAccess, read_admin_key
 
 KEY = "sk-admin-do-not-show"
+ALICE = {"Authorization": "Bearer sk-alice"}
 SWAP = "/admin/models/toy/weights"
 
 
@@ -154,3 +155,45 @@ def test_the_key_is_written_or_in_a_file_and_is_nobody_elses(tmp_path):
         with pytest.raises(ConfigError, match=told) as caught:
             read_admin_key(section, others)
         assert KEY not in str(caught.value)
+
+
+def test_sleep_and_wake(administered):
+    assert order(administered, "/admin/sleep?level=2&timeout=5", None).json["sleep_levels"] == {"toy": 2}
+    answer = administered.post("/v1/completions", {"model": "toy", "prompt": "hi"}, JSON | ALICE)
+    assert (answer.status, answer.error["code"], answer.headers["Retry-After"]) == (503, "service_unavailable", "1")
+    assert "/admin/wake" in answer.error["message"]
+    assert administered.get("/health").status == 200
+    ready = administered.get("/ready")
+    assert (ready.status, ready.json["engine"], ready.json["sleep_level"]) == (503, "asleep", 2)
+    assert 'sleep_state="discard_all"} 1.0' in administered.get("/metrics").body.decode()
+    told = order(administered, "/admin/wake", None).json
+    assert told.pop("seconds") >= 0
+    assert told == {"object": "sleep", "sleep_levels": {"toy": 0}}
+    assert 'sleep_state="awake"} 1.0' in administered.get("/metrics").body.decode()
+    answer = administered.post("/v1/completions", {"model": "toy", "prompt": "hi"}, JSON | ALICE)
+    assert answer.json["choices"][0]["text"] == "hello"
+    assert administered.get("/ready").status == 200
+
+
+@pytest.mark.parametrize("path", ["/admin/sleep", "/admin/wake"])
+def test_orders_of_sleep_need_the_key_and_take_no_other_field(administered, path):
+    assert order(administered, path, None, key="sk-alice").status == 401
+    for query, status, param in (("when=now", 400, "when"), ("model=other", 404, "model")):
+        answer = order(administered, f"{path}?{query}", None)
+        assert (answer.status, answer.error["param"]) == (status, param)
+
+
+@pytest.mark.parametrize(("query", "param"), [("level=3", "level"), ("level=", "level"), ("timeout=x", "timeout")])
+def test_a_wrong_sleep_is_a_400_that_names_the_field(administered, query, param):
+    answer = order(administered, f"/admin/sleep?{query}", None)
+    assert (answer.status, answer.error["param"]) == (400, param)
+
+
+def test_a_server_asleep_for_it_is_idle_is_ready_and_wakes(make_live):
+    server = make_live(make_store=ToyStore, sleep_after=0.2)
+    assert wait_until(lambda: server.service.asleep == 1)
+    ready = server.get("/ready")
+    assert (ready.status, server.get("/health").status) == (200, 200)
+    assert server.complete().json["choices"][0]["text"] == "hello"
+    events = server.complete(stream=True).events
+    assert events

@@ -5,7 +5,9 @@ from typing import Any
 
 from tests.toy_runner import ToyRunner, make_engine
 from tests.toys import CHAT_TEMPLATE, byte_level_tokenizer
-from xlaserve.engine.service import GenerationService, ModelInfo
+from xlaserve.engine.model_admin import SleepLevel
+from xlaserve.engine.model_info import ModelInfo
+from xlaserve.engine.service import GenerationService
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.engine.weights_store import Store
 
@@ -29,6 +31,8 @@ def make_toy_service(
     takes_chat_template: bool = False,
     name: str = "toy",
     make_store: Callable[[ToyRunner], Store] | None = None,
+    sleep_after: float | None = None,
+    sleep_level: SleepLevel = 1,
     **engine_options: Any,
 ) -> tuple[GenerationService, ToyRunner]:
     """Answers `script`, a token per byte (or ids), and then EOS. Prompts must not end as the script begins.
@@ -58,4 +62,5 @@ def make_toy_service(
     )
     limits = {"max_waiting": max_waiting, "max_waiting_tokens": max_waiting_tokens}
     store = make_store(runner) if make_store else None
-    return GenerationService(engine, tokenizer, info, **limits, store=store), runner
+    sleep = {"sleep_after": sleep_after, "sleep_level": sleep_level}
+    return GenerationService(engine, tokenizer, info, **limits, **sleep, store=store), runner

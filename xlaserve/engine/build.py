@@ -19,10 +19,11 @@ from xlaserve.engine.deployment import Deployment, decide
 from xlaserve.engine.embeddings import pooling_of
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.machine import Machine
+from xlaserve.engine.model_info import ModelInfo
 from xlaserve.engine.native_kernels import load_native
 from xlaserve.engine.reasoning import thinks
 from xlaserve.engine.reporter import Reporter
-from xlaserve.engine.service import GenerationService, ModelInfo
+from xlaserve.engine.service import GenerationService
 from xlaserve.engine.sizing import check_memory
 from xlaserve.engine.startup import StartupClock, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer, eos_union
@@ -201,6 +202,8 @@ def _start(
         info,
         max_waiting=config.server.max_waiting,
         max_waiting_tokens=config.server.max_waiting_tokens,
+        sleep_after=config.server.sleep_after,
+        sleep_level=config.server.sleep_level,
         store=WeightsStore(runner, model.config, settings.dtype, decided.mesh, checkpoint),
         startup=StartupFacts(
             compiled=LOG.compiled,

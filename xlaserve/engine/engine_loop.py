@@ -17,11 +17,11 @@ from xlaserve.core.request import Request
 from xlaserve.engine.completion_rate import CompletionRate
 from xlaserve.engine.llm_engine import FAILED, LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
-from xlaserve.errors import EngineUnavailable, InvalidRequest, Overloaded
+from xlaserve.errors import EngineUnavailable, InvalidRequest, ModelAsleep, Overloaded
 
 logger = logging.getLogger(__name__)
 
-EngineState = Literal["ready", "draining", "failed"]
+EngineState = Literal["ready", "asleep", "draining", "failed"]
 PAUSED_SECONDS = 0.1  # between two looks at the deadlines of requests that wait while no step is made
 CALL_SECONDS = 120.0  # how long a step under way may keep a call: if longer, it hangs
 JOIN_SECONDS = 5.0  # how long shutdown waits for a step under way
@@ -101,6 +101,7 @@ class EngineLoop:
         self._streams: dict[str, OutputStream] = {}  # of unfinished requests
         self._open: dict[Request, int] = {}  # first steps of searches that are not over, and the places they keep
         self._num_places = 0  # taken, of max_requests
+        self._last_end = time.monotonic()  # of a request
         self._stopping = False  # the loop thread's own
         self._idle = True
         self._progress_time = time.monotonic()
@@ -142,6 +143,8 @@ class EngineLoop:
         continued = requests[0].continues
         with self._changed:
             is_taken = self._state == "ready" if continued is None else continued in self._open
+            if self._state == "asleep" and not is_taken:
+                raise ModelAsleep("The model sleeps; /admin/wake wakes it.")
             if not is_taken:
                 raise EngineUnavailable(FAILED if self._state == "failed" else "The engine is shutting down.")
             if continued is None:
@@ -170,6 +173,7 @@ class EngineLoop:
         with self._changed:
             if places := self._open.pop(first, 0):
                 self._num_places -= places
+                self._last_end = time.monotonic()
                 self._rate.observe_end(time.monotonic())
                 self._changed.notify_all()
                 self._inbox.put(_Close(first))
@@ -192,6 +196,27 @@ class EngineLoop:
     def _retry_after(self) -> int:
         num_waiting = len(self._streams) - len(self._engine.scheduler.running)
         return self._rate.seconds_until(max(1, num_waiting), time.monotonic())
+
+    def close_door(self, timeout: float, *, idle_for: float = 0.0) -> bool:
+        """Takes no requests until `open_door`, gives the present ones `timeout` seconds to end; from any thread.
+
+        False, and nothing is changed, where it is not ready, or has not been without a request for `idle_for` seconds.
+        """
+        with self._changed:
+            if self._state != "ready" or (idle_for and self._idle_seconds() < idle_for):
+                return False
+            self._state = "asleep"
+            self._changed.wait_for(lambda: not (self._streams or self._open), timeout)
+            return self._state == "asleep"
+
+    def open_door(self) -> None:
+        with self._changed:
+            self._last_end = time.monotonic()
+            if self._state == "asleep":
+                self._state = "ready"
+
+    def _idle_seconds(self) -> float:
+        return 0.0 if self._streams or self._open else time.monotonic() - self._last_end
 
     def call(self, function: Callable[[LLMEngine], list[EngineOutput]]) -> None:
         """Has the engine's thread call `function` between two steps, delivers what it returns, and waits for that.
@@ -218,7 +243,7 @@ class EngineLoop:
         False: the thread hangs in a step, which nothing can cancel; the process should exit.
         """
         with self._changed:
-            if self._state == "ready":
+            if self._state in ("ready", "asleep"):
                 self._state = "draining"
             self._changed.wait_for(lambda: not (self._streams or self._open), timeout)
         self._inbox.put(_Stop())
@@ -305,6 +330,7 @@ class EngineLoop:
             self._observe(stream.request, output, now)
             if output.finish_reason:
                 with self._changed:
+                    self._last_end = now
                     if self._streams.pop(output.request_id, None):  # may have been ended by a shutdown just now
                         self._num_places -= stream.places
                     if stream.places:

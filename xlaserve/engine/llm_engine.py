@@ -28,7 +28,9 @@ from xlaserve.runner.commands import (
     RestoreBlocks,
     Runner,
     SampleResult,
+    Sleep,
     StepFuture,
+    Wake,
 )
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 MAX_FAILURES = 3  # in a row, no token coming back in between
 FAILED = "The engine has failed; its log tells why."
 REPLACED = "The model's weights were replaced while this request was running: send it again."
+ASLEEP = "The model was laid to sleep before this request was finished."
 TIMED_OUT = "The timeout of this request was over before the engine had anything for it."
 
 
@@ -58,6 +61,7 @@ class LLMEngine:
         self.scheduler = scheduler
         self.has_failed = False
         self.is_paused = False  # no step is made, whatever there is to do
+        self.asleep = 0  # or the level of its sleep
         self.last_step_tokens = 0  # launched by the last step()
         self._runner = runner
         self._steps_ahead = 1 if async_scheduling else 0
@@ -88,7 +92,7 @@ class LLMEngine:
         weights = self.scheduler.weights
         request.use_weights(weights.newest if request.continues is None else request.continues.weights_version)
         self.scheduler.add(request)
-        if request.weights_version not in weights:
+        if request.weights_version not in weights or self.asleep:
             return [self.scheduler.fail(request, REPLACED, "abort")]
         for each in (request, *request.forks):
             self._deadlines.add(each)
@@ -203,6 +207,24 @@ class LLMEngine:
         self.is_paused = False
         release_newcomers(self.scheduler)
         return []
+
+    def sleep(self, level: int) -> list[EngineOutput]:
+        """Ends what there still is. Level 1: the weights leave the device; 2: they are dropped, with all KV."""
+        outputs = [*self.pause(), *self.finish_all("abort", ASLEEP)]
+        self._runner.execute(Sleep(level))
+        self.asleep = level
+        if level == 2:
+            self.scheduler.block_manager.forget_all()
+        return outputs
+
+    def wake(self) -> list[EngineOutput]:
+        """After level 2 the runner must have got the weights of the version after the newest."""
+        self._runner.execute(Wake())
+        if self.asleep == 2:
+            change_weights(self.scheduler, self.scheduler.weights.newest + 1, recompute=False)
+            self.drop_old_weights()
+        self.asleep = 0
+        return self.resume()
 
     def give_up(self) -> list[EngineOutput]:
         """The runner has got nothing to go on with."""

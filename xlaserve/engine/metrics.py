@@ -23,6 +23,8 @@ from xlaserve.engine.startup import StartupFacts
 PREFIX = "xlaserve:"
 _COMPILATION_REASONS = ("start-up", "background", "unexpected")  # always shown; others once they occur
 
+SLEEP_STATES = ("awake", "weights_offloaded", "discard_all")  # by the level of the sleep
+
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 0.75, 1, 2.5, 5, 10, 20, 40)
 _REQUEST_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 1.5, 2.5, 5, 10, 15, 20, 30, 60, 120, 240, 480, 960, 1920)
 _SWAP_SECONDS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
@@ -144,6 +146,12 @@ class _ReadWhenScraped(Collector):
         manager = scheduler.block_manager
         yield self._counter("num_offloads", "KV blocks copied to host memory", manager.num_offloads)
         yield self._counter("num_restores", "KV blocks brought back from there", manager.num_restores)
+        sleep = GaugeMetricFamily(
+            f"{PREFIX}engine_sleep_state", "1 for the state it is in", labels=(*self._labels, "sleep_state")
+        )
+        for level, name in enumerate(SLEEP_STATES):
+            sleep.add_metric((*self._labels.values(), name), level == self._engine.asleep)
+        yield sleep
         yield self._gauge("weights_version", "Of the weights that newcomers get, 0 at start", scheduler.weights.newest)
         yield self._counter("num_forks", "Answers that began with another's blocks", scheduler.num_forks)
         yield from self._programs()

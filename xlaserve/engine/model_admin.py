@@ -17,14 +17,16 @@ from xlaserve.engine.engine_loop import EngineLoop
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.weights_store import Store
-from xlaserve.errors import CheckpointError, EngineUnavailable, InvalidRequest
+from xlaserve.errors import CheckpointError, EngineUnavailable, InvalidRequest, ModelAsleep
 
 logger = logging.getLogger(__name__)
 
 # What becomes of requests that have begun: they finish on the weights they have; go on with the new ones, their KV
 # computed anew from all their tokens; or end with an error.
 SwapPolicy = Literal["drain", "recompute", "abort"]
+SleepLevel = Literal[1, 2]
 POLL_SECONDS = 0.005
+WAKE_SECONDS = 60.0  # that a request waits for the model it has woken
 
 
 @dataclass
@@ -45,6 +47,17 @@ class ModelAdmin:
         self._metrics = metrics
         self._store = store
         self._order = threading.Lock()
+        self._sleeps_idle = False
+
+    @property
+    def asleep(self) -> int:
+        """The level of its sleep; 0: awake."""
+        return self._engine.asleep
+
+    @property
+    def wakes_itself(self) -> bool:
+        """Whether it sleeps because nobody has asked anything: then the next request wakes it."""
+        return self._sleeps_idle
 
     @property
     def source(self) -> str:
@@ -59,6 +72,8 @@ class ModelAdmin:
         Raises InvalidRequest for a checkpoint that cannot be used: then the old weights serve as before.
         """
         with self._alone():
+            if self.asleep:
+                raise InvalidRequest("The model sleeps: wake it first (/admin/wake).", status=409)
             report = SwapReport()
             started = time.monotonic()
             with _timed(report, "check"), _as_bad_request():
@@ -73,6 +88,75 @@ class ModelAdmin:
             self._store.current = checkpoint
             self._metrics.observe_swap(time.monotonic() - started)
             return report
+
+    def sleep(self, level: SleepLevel, timeout: float) -> None:
+        """Takes no more requests, gives the present ones `timeout` seconds to end, then frees the device's memory.
+
+        Level 1: the weights go to host memory; 2: they are dropped, and the KV pool with all that is cached. The
+        programs stay. One that sleeps as deep already is not touched, but only `wake` wakes it from now on.
+        """
+        with self._alone():
+            self._sleeps_idle = False
+            if self.asleep >= level:
+                return
+            if self.asleep:
+                self._loop.call(LLMEngine.wake)
+            elif not self._loop.close_door(timeout):
+                raise EngineUnavailable(f"The engine is {self._loop.state}.")
+            self._lay_down(level)
+
+    def sleep_if_idle(self, after: float, level: SleepLevel) -> None:
+        """`sleep`, if there has been no request for `after` seconds; the next one wakes it."""
+        if self.asleep or not self._order.acquire(blocking=False):
+            return
+        try:
+            self._sleeps_idle = True  # before a request can find the door closed
+            if self._loop.close_door(0.0, idle_for=after):
+                self._lay_down(level)
+            else:
+                self._sleeps_idle = False
+        finally:
+            self._order.release()
+
+    def wake(self) -> None:
+        """Harmless when it is awake. Raises EngineUnavailable, and it sleeps on, where its weights cannot be read."""
+        with self._alone():
+            self._get_up()
+
+    def wake_for_request(self) -> bool:
+        """Wakes a model that sleeps because it was idle, or waits until another request has woken it.
+
+        False where it sleeps by order.
+        """
+        if not self._sleeps_idle:
+            return not self.asleep
+        if not self._order.acquire(timeout=WAKE_SECONDS):
+            raise ModelAsleep("The model takes long to wake: try again later.")
+        try:
+            if self._sleeps_idle:
+                self._get_up()
+            return not self.asleep
+        finally:
+            self._order.release()
+
+    def _lay_down(self, level: SleepLevel) -> None:
+        try:
+            self._loop.call(lambda engine: engine.sleep(level))
+        except BaseException:
+            self._sleeps_idle = False
+            self._loop.open_door()
+            raise
+
+    def _get_up(self) -> None:
+        try:
+            if self.asleep == 2:
+                self._store.reload(self._engine.scheduler.weights.newest + 1)
+            if self.asleep:
+                self._loop.call(LLMEngine.wake)
+        except (CheckpointError, MemoryError, RuntimeError) as error:  # jax tells of a lack of memory by the last
+            raise EngineUnavailable(f"The model sleeps on, for it cannot be woken: {error}") from error
+        self._loop.open_door()
+        self._sleeps_idle = False
 
     def _change(self, report: SwapReport, policy: SwapPolicy, timeout: float, *, hold: bool = False) -> None:
         def use_weights(engine: LLMEngine) -> list[EngineOutput]:

@@ -6,10 +6,10 @@ Text is made on the caller's thread, so that a slow one holds up nobody else.
 import operator
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from threading import Event
-from typing import Any
+from typing import TypeVar
 
 from xlaserve.core.bad_words import BadWords
 from xlaserve.core.constraint import AllOf
@@ -19,43 +19,30 @@ from xlaserve.engine.bad_words import bad_word_ids
 from xlaserve.engine.beam_search import BeamAnswer, BeamSearch
 from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
 from xlaserve.engine.grammar.compiler import GrammarCompiler
+from xlaserve.engine.idle_sleeper import IdleSleeper
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
-from xlaserve.engine.model_admin import ModelAdmin
+from xlaserve.engine.model_admin import ModelAdmin, SleepLevel
+from xlaserve.engine.model_info import ModelInfo
 from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
 from xlaserve.engine.reasoning_rules import with_reasoning
 from xlaserve.engine.startup import NOT_MEASURED, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer
 from xlaserve.engine.weights_store import Store
-from xlaserve.errors import InvalidRequest
+from xlaserve.errors import InvalidRequest, ModelAsleep
 from xlaserve.runner.late_programs import LatePrograms
-from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, PoolingParams, PoolingType, SamplingParams
+from xlaserve.sampling_params import MAX_LOGPROBS, BeamSearchParams, PoolingParams, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What a client may know of the model."""
-
-    name: str
-    max_model_len: int  # tokens, prompt and output together
-    vocab_size: int  # rows of the embedding: ids from 0 to vocab_size - 1
-    max_request_tokens: int  # what the KV pool holds of one request
-    eos_ids: frozenset[int]
-    sampling_defaults: dict[str, Any] = field(default_factory=dict)  # for what a request does not set
-    created: int = 0  # Unix time
-    tool_parser: str | None = None  # one of tool_parsers.PARSERS: how the model writes calls; None: not known
-    thinks: bool = False  # answers may begin with <think>...</think>
-    takes_chat_template: bool = False  # a client may send its own
-    pooling: PoolingType = "last"  # how embeddings are made
-    hidden_size: int = 0  # numbers in an embedding
+_Begun = TypeVar("_Begun")
 
 
 class GenerationService:
     """The engine with its thread. All methods may be called from any thread.
 
     max_waiting: requests that may queue beside those that run. max_waiting_tokens: see EngineLoop. store: of weights,
-    None: they stay as they are. late: programs that are not there yet.
+    None: they stay as they are. late: programs that are not there yet. sleep_after: seconds without a request, None: it
+    never sleeps by itself.
     """
 
     def __init__(
@@ -69,6 +56,8 @@ class GenerationService:
         startup: StartupFacts = NOT_MEASURED,
         store: Store | None = None,
         late: LatePrograms | None = None,
+        sleep_after: float | None = None,
+        sleep_level: SleepLevel = 1,
     ):
         self.info = info
         self.tokenizer = tokenizer
@@ -84,10 +73,21 @@ class GenerationService:
             max_waiting_tokens=max_waiting_tokens,
         )
         self.admin = ModelAdmin(self._loop, engine, self.metrics, store) if store else None
+        self._idle_sleeper = IdleSleeper(self.admin, sleep_after, sleep_level) if self.admin and sleep_after else None
 
     @property
     def state(self) -> EngineState:
         return self._loop.state
+
+    @property
+    def asleep(self) -> int:
+        """The level of the model's sleep; 0: awake."""
+        return self.admin.asleep if self.admin else 0
+
+    @property
+    def wakes_itself(self) -> bool:
+        """Whether a request wakes it."""
+        return self.admin is not None and self.admin.wakes_itself
 
     @property
     def weights_version(self) -> int:
@@ -169,11 +169,20 @@ class GenerationService:
             for prompt_ids, its_params, request_id in zip(prompts, params, request_ids, strict=True)
         ]
         generations = []
-        for stream in self._loop.submit_all(requests, news):
+        for stream in self._awake(lambda: self._loop.submit_all(requests, news)):
             generation, *forks = (self._follow(each) for each in (stream, *stream.forks))
             generation.forks = forks
             generations.append(generation)
         return generations
+
+    def _awake(self, begin: Callable[[], _Begun]) -> _Begun:
+        """What `begin` returns; it is called again where it has woken a model that slept because it was idle."""
+        try:
+            return begin()
+        except ModelAsleep:
+            if self.admin is None or not self.admin.wake_for_request():
+                raise
+            return begin()
 
     def beam_search(
         self,
@@ -196,7 +205,8 @@ class GenerationService:
         if params.width > self._loop.max_requests:
             message = f"beam_width is {params.width}: this server takes {self._loop.max_requests} requests at once."
             raise InvalidRequest(message, param="beam_width")
-        search = BeamSearch(self._loop, request, params, max(needed, params.logprobs or 0), news)
+        num_alternatives = max(needed, params.logprobs or 0)
+        search = self._awake(lambda: BeamSearch(self._loop, request, params, num_alternatives, news))
 
         def make_processor() -> OutputProcessor:
             return self._make_processor(request)
@@ -311,6 +321,8 @@ class GenerationService:
         is being made in the background is not waited for: Python does that when it exits.
         """
         self.late.cancel()
+        if self._idle_sleeper:
+            self._idle_sleeper.stop()
         return self._loop.shutdown(timeout)
 
 

@@ -140,7 +140,22 @@ class DropWeights:
     version: int
 
 
-Command = ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | PromptLogprobs | Pool | Sample | DropWeights
+@dataclass(frozen=True)
+class Sleep:
+    """No Body comes until Wake. Level 1: weights go to host memory; 2: they are dropped, and the device's state too."""
+
+    level: int
+
+
+@dataclass(frozen=True)
+class Wake:
+    """All is on the device again; after level 2 the state is empty, and weights are there that were added since."""
+
+
+Command = (
+    ResetRow | OffloadBlocks | RestoreBlocks | CopyBlocks | Body | PromptLogprobs | Pool | Sample | DropWeights
+    | Sleep | Wake
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

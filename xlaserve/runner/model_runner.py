@@ -24,7 +24,9 @@ from xlaserve.runner.commands import (
     ResetRow,
     RestoreBlocks,
     Sample,
+    Sleep,
     StepFuture,
+    Wake,
 )
 from xlaserve.runner.compilations import LOG
 from xlaserve.runner.futures import BodyFuture, PoolFuture, PromptLogprobsFuture, SampleFuture
@@ -32,6 +34,7 @@ from xlaserve.runner.heads.prompt_logprobs import pack_prompt_logprobs, prompt_l
 from xlaserve.runner.heads.sample import pack_masks, pack_sample, sample_packing
 from xlaserve.runner.host_blocks import Arrival, Blocks, HostSlots, pack_blocks, rounds
 from xlaserve.runner.kv_cache import pack_copies
+from xlaserve.runner.laid_aside import LaidAside
 from xlaserve.runner.programs import Programs, ProgramShapes
 from xlaserve.runner.row_state import mask_words, pack_reset, pack_rules
 
@@ -54,6 +57,7 @@ class ModelRunner:
     ):
         """programs: compiled for just these shapes and for such weights; some may come later, by `use`."""
         self._weights: dict[int, _Weights] = {}
+        self._laid_aside: dict[int, LaidAside] = {}  # while it sleeps
         self._weights_version = 0  # of the last Body
         self.add_weights(0, params)
         self._shapes = shapes
@@ -115,6 +119,24 @@ class ModelRunner:
                 return self._sample(command)
             case DropWeights(version):
                 self._weights.pop(version, None)
+            case Sleep(level):
+                self._sleep(level)
+            case Wake():
+                self._wake()
+
+    def _sleep(self, level: int) -> None:
+        if level == 1:
+            self._laid_aside = {version: LaidAside(weights.params) for version, weights in self._weights.items()}
+        else:
+            del self._kv_caches, self._state, self._hidden, self._no_masks
+        self._weights.clear()
+
+    def _wake(self) -> None:
+        if not self._laid_aside:
+            self.rebuild()
+        for version, laid_aside in self._laid_aside.items():
+            self.add_weights(version, laid_aside.take_up())
+        self._laid_aside.clear()
 
     def _reset_row(self, command: ResetRow) -> None:
         packed = pack_reset(self._shapes.reset_packing, command)

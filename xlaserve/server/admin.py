@@ -1,5 +1,7 @@
 """Orders to the server, for who has its admin key."""
 
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from flask import Blueprint, Response, current_app
@@ -7,7 +9,8 @@ from flask import Blueprint, Response, current_app
 from xlaserve.engine.model_admin import ModelAdmin
 from xlaserve.errors import InvalidRequest
 from xlaserve.server.admin_access import AdminAccess
-from xlaserve.server.http import json_response, read_json, server_state
+from xlaserve.server.http import json_response, query, read_json, server_state
+from xlaserve.server.protocol.sleeping import SleepReply, parse_sleep, parse_wake
 from xlaserve.server.protocol.weights import WeightsReply, parse_weights
 
 routes = Blueprint("admin", __name__)
@@ -39,7 +42,33 @@ def weights(name: str) -> Response:
     )
 
 
+@routes.post("/admin/sleep")
+def sleep() -> Response:
+    """Answers when the memory is free."""
+    asked = parse_sleep(query())
+    return _each(asked.model, lambda admin: admin.sleep(1 if asked.level == "1" else 2, asked.timeout))
+
+
+@routes.post("/admin/wake")
+def wake() -> Response:
+    """Answers when requests are taken again."""
+    return _each(parse_wake(query()).model, lambda admin: admin.wake())
+
+
+def _each(model: str | None, order: Callable[[ModelAdmin], None]) -> Response:
+    """Gives the order to the model that is named, or to all, one after the other; to none that is not loaded."""
+    started = time.monotonic()
+    models = server_state().models()
+    models.slot(model)  # refuses one that there is not
+    services = [each for each in models if model in (None, each.info.name)]
+    for service in services:
+        order(_admin(service.admin))
+    levels = {service.info.name: service.asleep for service in services}
+    seconds = round(time.monotonic() - started, 4)
+    return json_response(SleepReply(object="sleep", sleep_levels=levels, seconds=seconds))
+
+
 def _admin(found: ModelAdmin | None) -> ModelAdmin:
     if found is None:
-        raise InvalidRequest("This server's weights cannot be replaced.", status=403)
+        raise InvalidRequest("This server's weights are as they are, for as long as it runs.", status=403)
     return found

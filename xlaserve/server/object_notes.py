@@ -28,6 +28,12 @@ OBJECTS: dict[str, dict[str, str]] = {
         "with the new ones; abort: they end with an error.",
         "timeout": "Seconds for those that finish on the old weights, after which they end with an error.",
     },
+    "SleepQuery": {
+        "model": "Its name; default: all models.",
+        "level": "1: the weights go to the host's memory. 2: they are dropped, with the KV pool, and read to wake.",
+        "timeout": "Seconds for requests that run, after which they end with an error.",
+    },
+    "WakeQuery": {"model": "Its name; default: all models."},
     "Document": {"text": "Of the document."},
     "DetokenizeRequest": {"model": _MODEL, "tokens": "Token ids, below the size of the vocabulary."},
     "FileUpload": {"purpose": "There is no other.", "file": "One part with a filename. Not empty."},
@@ -152,6 +158,7 @@ OBJECTS: dict[str, dict[str, str]] = {
     "Reasoning": {"effort": "As chat's reasoning_effort."},
 }
 EXTENDING = (  # what OpenAI has not got
+    *("SleepQuery", "WakeQuery"),
     "WeightsRequest",
     *("StructuredOutputs", "ScoreRequest", "RerankRequest", "Document", "TokenizeRequest", "DetokenizeRequest"),
 )

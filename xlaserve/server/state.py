@@ -3,10 +3,10 @@
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any, Literal
 
-from xlaserve.errors import EngineUnavailable, Overloaded
+from xlaserve.errors import EngineUnavailable, ModelAsleep, Overloaded
 
 if TYPE_CHECKING:
     from xlaserve.engine.served_models import ServedModels
@@ -107,6 +107,12 @@ class ServerState:
         for service in self.models():
             _check_ready(service)
 
+    def check_alive(self) -> None:
+        """`check_health`, but that models may sleep."""
+        for service in self.models():
+            with suppress(ModelAsleep):
+                _check_ready(service)
+
     def check_running(self, service: "GenerationService | None" = None) -> None:
         """Raises EngineUnavailable when requests that already run, on `service`, cannot finish any more."""
         if self._phase == "stopped":
@@ -127,6 +133,7 @@ class ServerState:
             detail |= {"model": first.name, "engine": first.state}
             if first.service is not None:
                 detail["weights_version"] = first.service.weights_version
+                detail |= {"sleep_level": first.service.asleep} if first.service.asleep else {}
             late = [service.startup.late() for service in self._models]
             detail["programs"] = {
                 "buckets": [] if first.service is None else list(first.service.startup.buckets()),
@@ -148,7 +155,9 @@ class ServerState:
 
 
 def _check_ready(service: "GenerationService") -> None:
-    if service.state != "ready":
+    if service.state == "asleep" and not service.wakes_itself:
+        raise ModelAsleep("The model sleeps; /admin/wake wakes it.")
+    if service.state not in ("ready", "asleep"):
         raise EngineUnavailable(f"The engine is {service.state}.")
     _check_progress(service)
 

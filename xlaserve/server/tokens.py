@@ -7,7 +7,7 @@ from xlaserve.errors import InvalidRequest
 from xlaserve.server.messages import Message
 
 if TYPE_CHECKING:
-    from xlaserve.engine.service import ModelInfo
+    from xlaserve.engine.model_info import ModelInfo
     from xlaserve.engine.tokenizer import Tokenizer
     from xlaserve.server.protocol.generation import PromptOptions
 

@@ -23,14 +23,15 @@ routes = Blueprint("utility", __name__)
 
 @routes.get("/health")
 def health() -> Response:
-    """200 while requests can be served, else 503 in the error shape."""
-    server_state().check_health()
+    """200 while requests can be served or would be if a model were woken, else 503 in the error shape."""
+    server_state().check_alive()
     return _json({"status": "ok"})
 
 
 @routes.get("/ready")
 def ready() -> Response:
-    """The same, with detail: how far loading has come; then the sizes of body that are there, and what is missing."""
+    """200 while requests can be served, with detail: how far loading has come; then the sizes of body that are there, and
+    what is missing."""
     state = server_state()
     try:
         state.check_health()
