@@ -175,8 +175,7 @@ class ToyRunner:
         self.host: dict[tuple[int, int], np.ndarray] = {}  # blocks by (group, slot)
         self._device_free_at = 0.0
         self.weights: dict[int, Any] = {0: None}  # that it has got, by version
-        self._version = 0  # of the last body
-        self.asleep = 0
+        self._version, self.asleep = 0, 0  # of the weights of the last body; the level of its sleep
         self.rebuild()
 
     def rebuild(self) -> None:

@@ -28,6 +28,13 @@ def test_swap(run, tmp_path):
     assert done.stdout.startswith(f"toy: weights version 1, from {tmp_path}/fine (check ")
 
 
+def test_sleep_and_wake(run):
+    assert run("sleep", "--level", "2").stdout.startswith("toy: asleep, level 2 (after ")
+    assert run("wake", "--model", "toy").stdout.startswith("toy: awake (after ")
+    done = run("wake", "--model", "other")
+    assert (done.exit_code, "does not exist" in done.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("arguments", "key", "told"),
     [

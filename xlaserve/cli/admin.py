@@ -17,13 +17,15 @@ GRACE_SECONDS = 600.0  # beyond the time-out of an order: to read a checkpoint
 
 @click.group(name="admin", short_help="Give orders to a running server.")
 def command() -> None:
-    """Give orders to a running server, which must have been started with an admin key and with server.admin_paths.
+    """Give orders to a running server, which must have an admin key, and server.admin_paths for other weights.
 
     \b
     Examples:
       export XLASERVE_ADMIN_KEY=...
       xlaserve admin swap /models/smollm2-step-2000
       xlaserve admin swap /models/smollm2-step-2000 --policy recompute --url http://10.0.0.5:8000
+      xlaserve admin sleep --level 2
+      xlaserve admin wake
     """
 
 
@@ -59,6 +61,39 @@ def swap(path: Path, policy: str, timeout: float, model: str | None, url: str, a
     click.echo(f"{name}: weights version {reply['weights_version']}, from {reply['path']} ({parts})")
     if reply["ended_requests"]:
         click.echo(f"{reply['ended_requests']} requests ended with an error", err=True)
+
+
+@command.command(short_help="Free the device's memory.")
+@click.option("--level", type=click.Choice(["1", "2"]), default="1", show_default=True)
+@click.option("--timeout", type=float, default=30.0, show_default=True, help="Seconds for what runs to end.")
+@click.option("--model", help="Its name.  [default: all models]")
+@server_options
+@user_errors
+def sleep(level: str, timeout: float, model: str | None, url: str, admin_key: str) -> None:
+    """Free the device's memory until `wake`: the server's models take no requests.
+
+    Level 1: the weights go to the host's memory. Level 2: they are dropped, with the KV pool, and read again to wake.
+    """
+    _tell(_order(url, "sleep", admin_key, {"level": level, "timeout": timeout, "model": model}, timeout))
+
+
+@command.command(short_help="Take requests again.")
+@click.option("--model", help="Its name.  [default: all models]")
+@server_options
+@user_errors
+def wake(model: str | None, url: str, admin_key: str) -> None:
+    """Wake the server's models, which then take requests again."""
+    _tell(_order(url, "wake", admin_key, {"model": model}, 0.0))
+
+
+def _order(url: str, name: str, admin_key: str, asked: dict[str, Any], timeout: float) -> dict[str, Any]:
+    query = urllib.parse.urlencode({key: value for key, value in asked.items() if value is not None})
+    return call(f"{url}/admin/{name}?{query}", admin_key, {}, timeout=timeout + GRACE_SECONDS)
+
+
+def _tell(reply: dict[str, Any]) -> None:
+    for name, level in reply["sleep_levels"].items():
+        click.echo(f"{name}: {f'asleep, level {level}' if level else 'awake'} (after {reply['seconds']:.2f} s)")
 
 
 def call(url: str, admin_key: str | None, body: dict | None, *, timeout: float) -> dict[str, Any]:
