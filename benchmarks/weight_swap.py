@@ -1,10 +1,11 @@
 """What other weights cost a running engine: the longest gap in eight streams, compilations, failures, and memory.
 
-    python -m benchmarks.weight_swap --path "$(xlaserve fetch demo)" [--model demo] [--swaps 10]
+    python -m benchmarks.weight_swap --path "$(xlaserve fetch demo)" [--model demo] [--times 10]
 
 Eight clients stream all the time, each request of 128 tokens. After some seconds without a swap, one swap of each
-policy, then as many more by turns; then memory is read again, when all is idle. --path: other weights of the same
-architecture; the model's own file will do, as what is read and replaced is the same. Prints one JSON line.
+policy, then as many more by turns; then as many sleeps of either level, nobody streaming. Memory is read when all is
+idle. --path: other weights of the same architecture; the model's own file will do, as what is read and replaced is the
+same. Prints one JSON line.
 """
 
 import argparse
@@ -15,13 +16,14 @@ import time
 from pathlib import Path
 
 from xlaserve.engine.llm import LLM
-from xlaserve.engine.model_admin import ModelAdmin, SwapPolicy
+from xlaserve.engine.model_admin import ModelAdmin, SleepLevel, SwapPolicy
 from xlaserve.runner.compilations import LOG
 from xlaserve.sampling_params import SamplingParams
 
 NUM_STREAMS = 8
 PARAMS = SamplingParams(temperature=0, max_tokens=128, ignore_eos=True)
 POLICIES: tuple[SwapPolicy, ...] = ("drain", "recompute", "abort")
+LEVELS: tuple[SleepLevel, ...] = (1, 2)
 SECONDS = 5.0
 
 
@@ -77,11 +79,21 @@ def swap_once(admin: ModelAdmin, clients: Clients, path: Path, policy: SwapPolic
     }
 
 
+def sleep_once(llm: LLM, admin: ModelAdmin, level: SleepLevel) -> float:
+    """Seconds to wake; something is computed after, so that all memory is there that is needed."""
+    admin.sleep(level, 60.0)
+    started = time.monotonic()
+    admin.wake()
+    seconds = time.monotonic() - started
+    llm.generate(["once upon a time"] * NUM_STREAMS, PARAMS)
+    return round(seconds, 3)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", default="demo")
     parser.add_argument("--path", type=Path, required=True)
-    parser.add_argument("--swaps", type=int, default=10)
+    parser.add_argument("--times", type=int, default=10)
     arguments = parser.parse_args()
     with LLM(arguments.model) as llm:
         admin = llm.service.admin
@@ -97,16 +109,23 @@ def main() -> None:
         clients.stop()
         before = resident_bytes()
         clients = Clients(llm)
-        for number in range(arguments.swaps):
+        for number in range(arguments.times):
             admin.swap(arguments.path, POLICIES[number % 3], 60.0)
         clients.stop()
+        swapped = resident_bytes()
+        wakes = {level: [sleep_once(llm, admin, level) for _ in range(arguments.times)] for level in LEVELS}
         print(
             json.dumps(
                 {
                     "calm_gap_s": {"median": round(statistics.median(calm), 3), "longest": round(max(calm), 3)},
                     "swaps": swaps,
                     "compilations": sum(LOG.compiled().values()) - compiled,
-                    "resident_mib": {"before": before >> 20, "after": resident_bytes() >> 20},
+                    "wake_s": {f"level {level}": statistics.median(seconds) for level, seconds in wakes.items()},
+                    "resident_mib": {
+                        "before": before >> 20,
+                        "after_swaps": swapped >> 20,
+                        "after_sleeps": resident_bytes() >> 20,
+                    },
                 }
             )
         )

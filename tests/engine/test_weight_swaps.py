@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.test_constraints import SumRule
 from tests.engine.test_llm_engine import (
     BOTH_CLOCKS,
     Collected,
@@ -16,7 +17,7 @@ from tests.engine.test_llm_engine import (
     with_forks,
 )
 from tests.integrity import check_scheduler
-from tests.toy_runner import make_engine, toy_token
+from tests.toy_runner import first_allowed, make_engine, toy_token
 from xlaserve.core.request import Request
 from xlaserve.engine.llm_engine import LLMEngine
 
@@ -30,6 +31,7 @@ requests_strategy = st.tuples(
     st.sampled_from(["nothing"] * 5 + ["scores", "scores", "last", "mean", "cls"]),  # what is read of the prompt
     st.integers(0, 2),  # priority
     st.sampled_from(["a", "b"]),  # tenant
+    st.booleans(),  # whether a rule over all of its tokens says what may come next
 )
 POLICIES = ("drain", "recompute", "abort")
 adding = st.tuples(st.just("add"), requests_strategy)
@@ -105,11 +107,15 @@ class Swapped:
         return [version for count, version in self.versions[request.request_id] if count <= index][-1]
 
     def expected(self, request: Request) -> list[int]:
-        context = list(request.prompt_ids)
+        context, rule = list(request.prompt_ids), SumRule(vocab_size=self.vocab_size)
         seed = request.seed + request.choice_index if request.params.temperature > 0 else 0
         for index in range(request.max_total_tokens - request.num_prompt_tokens):
             weights = self.weights_of(request, index)
-            context.append(toy_token(context, vocab_size=self.vocab_size, seed=seed, weights=weights))
+            token = toy_token(context, vocab_size=self.vocab_size, seed=seed, weights=weights)
+            if request.constraint is not None:
+                token = first_allowed(token, rule.mask(), self.vocab_size)
+                rule.advance(token)
+            context.append(token)
             if context[-1] in request.stop_ids:
                 break
         return context[request.num_prompt_tokens :]
@@ -150,7 +156,7 @@ def test_every_token_is_of_the_weights_it_should_be_of(
     capacity = swapped.engine.scheduler.block_manager.capacity
     for action, detail in trace:
         if action == "add":
-            prompt_len, max_tokens, temperature, has_eos, family, n, read, priority, tenant = detail
+            prompt_len, max_tokens, temperature, has_eos, family, n, read, priority, tenant, is_ruled = detail
             max_tokens *= read in ("nothing", "scores") and max_tokens < 12
             number = len(swapped.requests)
             prompt_ids = [(7 * family + i) % vocab_size for i in range(min(prompt_len, capacity - 1))]
@@ -161,6 +167,7 @@ def test_every_token_is_of_the_weights_it_should_be_of(
                 options["pooling"] = read
             request = make_request(prompt_ids, max_tokens, name=str(number), capacity=capacity, **options)
             request.priority, request.tenant = priority, tenant
+            request.constraint = SumRule(vocab_size=vocab_size) if is_ruled else None
             swapped.add(request, n if max_tokens else 1)
         elif action == "abort" and detail < len(swapped.requests):
             output = swapped.engine.finish_request(swapped.requests[detail], "abort")

@@ -30,7 +30,7 @@ def health() -> Response:
 
 @routes.get("/ready")
 def ready() -> Response:
-    """200 while requests can be served. How far loading has come; then the sizes of body there are, and what is missing."""
+    """200 while requests can be served. How far loading is; then the sizes of body there are, and what is missing."""
     state = server_state()
     try:
         state.check_health()
