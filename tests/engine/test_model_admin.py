@@ -341,3 +341,15 @@ def test_one_laid_to_sleep_by_order_is_not_woken_by_a_request():
         assert "".join(delta.text for delta in service.submit([1], SamplingParams(temperature=0))) == "hello"
     finally:
         assert service.shutdown(timeout=0)
+
+
+def test_no_order_is_refused_for_somebody_looks_whether_the_model_is_idle():
+    service, _ = make_toy_service(b"hello", make_store=ToyStore, sleep_after=3600.0)
+    admin = service.admin
+    assert admin is not None
+    looking = [threading.Thread(target=lambda: [admin.sleep_if_idle(1e6, 1) for _ in range(3000)]) for _ in range(2)]
+    for thread in looking:
+        thread.start()
+    while any(thread.is_alive() for thread in looking):
+        admin.wake()
+    assert service.shutdown(timeout=0)

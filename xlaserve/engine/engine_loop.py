@@ -203,7 +203,7 @@ class EngineLoop:
         False, and nothing is changed, where it is not ready, or has not been without a request for `idle_for` seconds.
         """
         with self._changed:
-            if self._state != "ready" or (idle_for and self._idle_seconds() < idle_for):
+            if self._state != "ready" or (idle_for and self.idle_seconds() < idle_for):
                 return False
             self._state = "asleep"
             self._changed.wait_for(lambda: not (self._streams or self._open), timeout)
@@ -215,7 +215,8 @@ class EngineLoop:
             if self._state == "asleep":
                 self._state = "ready"
 
-    def _idle_seconds(self) -> float:
+    def idle_seconds(self) -> float:
+        """Since the end of the last request; 0 while there is one."""
         return 0.0 if self._streams or self._open else time.monotonic() - self._last_end
 
     def call(self, function: Callable[[LLMEngine], list[EngineOutput]]) -> None:

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 SwapPolicy = Literal["drain", "recompute", "abort"]
 SleepLevel = Literal[1, 2]
 POLL_SECONDS = 0.005
+ORDER_SECONDS = 0.25  # that an order waits for another: it may be about to end, as falling asleep does
 WAKE_SECONDS = 60.0  # that a request waits for the model it has woken
 
 
@@ -107,7 +108,7 @@ class ModelAdmin:
 
     def sleep_if_idle(self, after: float, level: SleepLevel) -> None:
         """`sleep`, if there has been no request for `after` seconds; the next one wakes it."""
-        if self.asleep or not self._order.acquire(blocking=False):
+        if self.asleep or self._loop.idle_seconds() < after or not self._order.acquire(blocking=False):
             return
         try:
             self._sleeps_idle = True  # before a request can find the door closed
@@ -209,7 +210,7 @@ class ModelAdmin:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        if not self._order.acquire(blocking=False):
+        if not self._order.acquire(timeout=ORDER_SECONDS):
             raise InvalidRequest("Another order about this model's weights is being carried out.", status=409)
         try:
             yield
