@@ -389,7 +389,7 @@ def make_engine(
     **runner_options,
 ) -> tuple[LLMEngine, ToyRunner]:
     """An engine over a ToyRunner. num_blocks: per layer group, the null block included; host_slots: of each group."""
-    sizes = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     runner = ToyRunner(num_blocks, block_size=block_size, **sizes, **runner_options)
     groups = [GroupSpec(n, window) for n, window in zip(num_blocks, runner.windows, strict=True)]
     host = HostTier((host_slots,) * len(groups), host_min_tokens, host_step_blocks) if host_slots else None

@@ -47,7 +47,8 @@ def setup(tmp_path):
     made: list[Setup] = []
 
     def make(**options) -> Setup:
-        made.append(Setup(tmp_path, **{"step_seconds": 0.002} | options))
+        options.setdefault("step_seconds", 0.002)
+        made.append(Setup(tmp_path, **options))
         return made[-1]
 
     yield make
@@ -344,10 +345,14 @@ def test_one_laid_to_sleep_by_order_is_not_woken_by_a_request():
 
 
 def test_no_order_is_refused_for_somebody_looks_whether_the_model_is_idle():
-    service, _ = make_toy_service(b"hello", make_store=ToyStore, sleep_after=3600.0)
+    def look(admin: ModelAdmin) -> None:
+        for _ in range(3000):
+            admin.sleep_if_idle(1e6, 1)
+
+    service, _ = make_toy_service(b"hello", make_store=ToyStore)
     admin = service.admin
     assert admin is not None
-    looking = [threading.Thread(target=lambda: [admin.sleep_if_idle(1e6, 1) for _ in range(3000)]) for _ in range(2)]
+    looking = [threading.Thread(target=look, args=(admin,)) for _ in range(2)]
     for thread in looking:
         thread.start()
     while any(thread.is_alive() for thread in looking):

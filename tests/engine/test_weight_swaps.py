@@ -112,8 +112,8 @@ class Swapped:
         for index in range(request.max_total_tokens - request.num_prompt_tokens):
             weights = self.weights_of(request, index)
             token = toy_token(context, vocab_size=self.vocab_size, seed=seed, weights=weights)
-            if request.constraint is not None:
-                token = first_allowed(token, rule.mask(), self.vocab_size)
+            if request.constraint is not None and (mask := rule.mask()) is not None:
+                token = first_allowed(token, mask, self.vocab_size)
                 rule.advance(token)
             context.append(token)
             if context[-1] in request.stop_ids:
