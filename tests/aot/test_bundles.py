@@ -19,21 +19,22 @@ from xlaserve.targets import find_target
 
 pytestmark = [pytest.mark.aot, pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")]
 LAYERS, BLOCKS, SMALLEST_TILE = 2, 1025, 64
-SETTINGS = ["scheduler.max_num_seqs=64", "scheduler.max_num_batched_tokens=1024", "model.max_model_len=4096"]
+SMALLEST_HEAD = ("sample", (4, False))
+SETTINGS = ["scheduler.max_num_seqs=128", "scheduler.max_num_batched_tokens=1024", "model.max_model_len=4096"]
 
 
 @pytest.fixture
 def build(monkeypatch):
-    """build(target, kinds, layers): compiles the largest program of each kind; (its Deployment, sharding, programs)."""
+    """build(target, kinds or keys): compiles the largest of each kind; (its Deployment, sharding, programs)."""
 
-    def build(name: str, *kinds: str, num_layers: int = LAYERS):
+    def build(name: str, *wanted: str | tuple, num_layers: int = LAYERS):
         monkeypatch.setattr(deployment, "parse_config", lambda *_: read_config(num_layers=num_layers))
         config = load_config(None, [f"model.source=random:{LLAMA_8B}", f"cache.num_blocks={BLOCKS}", *SETTINGS])
         target = find_target(name)
         mesh = make_mesh(target.devices())
         decided = deployment.decide(config, Machine.of(target, 0.75), mesh, Path(), RecordingReporter())
-        largest = {kind: next(key for key in decided.jobs if key[0] == kind) for kind in kinds}
-        jobs = {key: decided.jobs[key] for key in largest.values()}
+        keys = [next(key for key in decided.jobs if each in (key, key[0])) for each in wanted]
+        jobs = {key: decided.jobs[key] for key in keys}
         return decided, replicated(mesh), compile_all(jobs, replicated(mesh), lambda *_: None)
 
     return build
@@ -63,7 +64,7 @@ def test_untuned_products_would_be_noticed(build, monkeypatch):
 
 
 def test_for_eight_tpus_each_has_its_share(build, tmp_path):
-    decided, sharding, programs = build("tpu-v5e-8", "body", "sample", "copy_blocks", "initial_state")
+    decided, sharding, programs = build("tpu-v5e-8", "body", SMALLEST_HEAD, "copy_blocks", "initial_state")
     save_bundle(tmp_path / "bundle", manifest_of(decided.sizing.shapes, sharding), programs)
     manifest = read_manifest(tmp_path / "bundle")
     assert (manifest.device_kind, manifest.mesh) == ("TPU v5 lite", {"data": 1, "model": 8})

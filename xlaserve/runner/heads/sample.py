@@ -23,6 +23,8 @@ from xlaserve.runner.packing import DROPPED, Packing
 from xlaserve.runner.row_state import RuleState, SamplingState, mask_words
 from xlaserve.sampling_params import MAX_LOGPROBS
 
+_SLICED_ROWS = 8  # at most
+
 
 @flax.struct.dataclass
 class SampleOutput:
@@ -111,7 +113,7 @@ def make_sample(
             return drawn.tokens, *logprobs
 
         def choose_edited() -> tuple[Array, ...]:
-            my_rules, my_counts = jax.tree.map(lambda array: array[rows], (rules, counts))
+            my_rules, my_counts = jax.tree.map(lambda array: _rows_of(array, rows), (rules, counts))
             edited = edit(logits, mine, my_rules, my_counts, positions, masks)
             return choose(edited, in_blocks(edited, rows_per_tile))
 
@@ -125,6 +127,14 @@ def make_sample(
         return output, counts, last_tokens.at[parts["rows"]].set(tokens, mode="drop")
 
     return sample_greedy if greedy else sample
+
+
+def _rows_of(array: Array, rows: Array) -> Array:
+    """array [R, n], rows int32 [S] -> [S, n]. Few of them are sliced one by one: of a large vocabulary XLA's gather for
+    TPUs would take more of their vector memory than there is."""
+    if len(rows) > _SLICED_ROWS:
+        return array[rows]
+    return jnp.stack([lax.dynamic_index_in_dim(array, row, keepdims=False) for row in rows])
 
 
 def _logprobs(wanted: Array, logits: Array, blocks: Blocks, tokens: Array) -> tuple[Array, Array, Array]:
