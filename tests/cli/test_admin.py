@@ -35,6 +35,13 @@ def test_sleep_and_wake(run):
     assert (done.exit_code, "does not exist" in done.stderr) == (2, True)
 
 
+def test_load_and_unload(run):
+    assert run("load", "toy").stdout.startswith("toy: ready (after ")
+    stays = run("unload", "toy")
+    assert (stays.exit_code, "not on demand" in stays.stderr) == (2, True)
+    assert "does not exist" in run("unload", "other").stderr
+
+
 def test_swap_of_another_model(run, tmp_path):
     done = run("swap", str(tmp_path / "fine"), "--model", "other")
     assert (done.exit_code, "does not exist" in done.stderr) == (2, True)

@@ -162,7 +162,7 @@ def test_one_in_use_for_too_long_stays(make_fleet):
         wait_until(lambda: not fleet.models.slot("a").is_leaving)
         fleet.use("a").close()
     wait_until(lambda: not fleet.models.slot("b").is_loading)
-    assert "'a' is in use" in fleet.models.slot("b").error
+    assert "'a', which was to go, is in use" in fleet.models.slot("b").error
     fleet.models._wait = 20.0
     fleet.use("b").close()
     assert fleet.loaded() == "b"
@@ -240,3 +240,19 @@ def test_metrics_of_all_are_one_text(make_fleet):
     assert loads == {"r": 0, "s": 0, "a": 1, "b": 0}
     alone = {line for line in fleet.made[0].metrics.render().decode().splitlines() if "seconds" not in line}
     assert alone <= set(text.splitlines())
+
+
+def test_one_is_unloaded_when_nobody_uses_it(make_fleet):
+    fleet = make_fleet(100, wait=0.3, stay={"s": 10}, a=60)
+    fleet.models.unload("a")  # which is not loaded
+    with fleet.use("a"):
+        with pytest.raises(EngineUnavailable, match="'a', which was to go, is in use"):
+            fleet.models.unload("a")
+        fleet.use("a").close()
+    fleet.models._wait = 20.0
+    fleet.models.unload("a")
+    assert fleet.loaded() == "s"
+    fleet.models.load("a")
+    assert fleet.loaded() == "as"
+    with pytest.raises(InvalidRequest, match="'s' stays"):
+        fleet.models.unload("s")

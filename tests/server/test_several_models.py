@@ -6,9 +6,10 @@ import threading
 import pytest
 
 from tests.server.batching import finished, jsonl, line, results, start
-from tests.server.harness import served, wait_until
+from tests.server.harness import JSON, served, wait_until
 from tests.server.toy_service import make_toy_service
 from xlaserve.engine.served_models import ServedModels, Slot
+from xlaserve.server.admin_access import AdminAccess
 
 
 @pytest.fixture
@@ -155,3 +156,33 @@ def test_a_stream_keeps_its_model(on_demand):
         assert slot.num_users == 1
         response.read()
     assert wait_until(lambda: slot.num_users == 0)
+
+
+def test_orders_load_and_unload(make_live):
+    server = make_live(b"HELLO", admin_access=AdminAccess("sk-admin"))
+    made = []
+
+    def start(make_room):
+        make_room(10)
+        made.append(make_toy_service(b"WORLD", name="other")[0])
+        return made[-1]
+
+    server.state.set_ready(ServedModels([Slot("toy", service=server.service), Slot("other", start)], memory=10))
+
+    def order(path: str, key: str = "sk-admin"):
+        return server.post(f"/admin/models/{path}", {}, JSON | {"Authorization": f"Bearer {key}"})
+
+    assert order("other/load", "wrong").status == 401
+    assert (order("other/load").json["state"], len(made)) == ("ready", 1)
+    assert (order("other/load").json["state"], len(made)) == ("ready", 1)
+    assert text(server.complete(model="other")) == "WORLD"
+    assert order("other/unload").json["state"] == "not loaded"
+    assert order("other/unload").json["state"] == "not loaded"
+    assert made[0].state != "ready"
+    assert text(server.complete(model="other")) == "WORLD"
+    assert len(made) == 2
+    assert order("toy/load").json["state"] == "ready"
+    stays = order("toy/unload")
+    assert (stays.status, "not on demand" in stays.error["message"]) == (409, True)
+    assert order("third/unload").status == order("third/load").status == 404
+    assert made[1].shutdown(timeout=10)

@@ -86,6 +86,30 @@ def wake(model: str | None, url: str, admin_key: str) -> None:
     _tell(_order(url, "wake", admin_key, {"model": model}, 0.0))
 
 
+@command.command(short_help="Load a model that is on demand.")
+@click.argument("model")
+@server_options
+@user_errors
+def load(model: str, url: str, admin_key: str) -> None:
+    """Load MODEL before its first request comes."""
+    _come_or_go(url, model, "load", admin_key)
+
+
+@command.command(short_help="Send a model on demand away.")
+@click.argument("model")
+@server_options
+@user_errors
+def unload(model: str, url: str, admin_key: str) -> None:
+    """Free the memory of MODEL, once nobody uses it; its next request loads it again."""
+    _come_or_go(url, model, "unload", admin_key)
+
+
+def _come_or_go(url: str, model: str, order: str, admin_key: str) -> None:
+    target = f"{url}/admin/models/{urllib.parse.quote(model)}/{order}"
+    reply = call(target, admin_key, {}, timeout=GRACE_SECONDS)
+    click.echo(f"{model}: {reply['state']} (after {reply['seconds']:.2f} s)")
+
+
 def _order(url: str, name: str, admin_key: str, asked: dict[str, Any], timeout: float) -> dict[str, Any]:
     query = urllib.parse.urlencode({key: value for key, value in asked.items() if value is not None})
     return call(f"{url}/admin/{name}?{query}", admin_key, {}, timeout=timeout + GRACE_SECONDS)

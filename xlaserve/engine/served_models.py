@@ -107,6 +107,32 @@ class ServedModels:
             stack.callback(self._leave, slot)
             return slot.service
 
+    def load(self, name: str) -> None:
+        """As its first request would; nothing where it is loaded. Raises as `use`."""
+        with ExitStack() as stack:
+            self.use(name, stack)
+
+    def unload(self, name: str) -> None:
+        """Sends a model on demand away, once nobody uses it; its next request loads it again.
+
+        Raises InvalidRequest for one that stays, and EngineUnavailable when it is in use for too long.
+        """
+        slot = self.slot(name)
+        if slot.start is None:
+            raise InvalidRequest(f"The model {name!r} stays: it is not on demand.", param="model", status=409)
+        until = time.monotonic() + self._wait
+        if not self._loading.acquire(timeout=self._wait):
+            raise EngineUnavailable("Another model is being loaded.")
+        try:
+            with self._changed:
+                if slot.service is None:
+                    return
+                slot.is_leaving = True
+            self._wait_until_unused(slot, until)
+            self._unload(slot)
+        finally:
+            self._loading.release()
+
     def render_metrics(self) -> bytes:
         """The text that Prometheus scrapes, of all models."""
         return generate_latest(self.registry)
@@ -170,7 +196,7 @@ class ServedModels:
             if not self._changed.wait_for(lambda: slot.num_users == 0, until - time.monotonic()):
                 slot.is_leaving = False
                 self._changed.notify_all()
-                raise EngineUnavailable(f"there is no room: {slot.name!r} is in use")
+                raise EngineUnavailable(f"The model {slot.name!r}, which was to go, is in use.")
 
     def _unload(self, slot: Slot) -> None:
         """Of a slot that nobody uses."""

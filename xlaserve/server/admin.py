@@ -10,6 +10,7 @@ from xlaserve.engine.model_admin import ModelAdmin
 from xlaserve.errors import InvalidRequest
 from xlaserve.server.admin_access import AdminAccess
 from xlaserve.server.http import json_response, query, read_json, server_state
+from xlaserve.server.protocol.loading import LoadedReply
 from xlaserve.server.protocol.sleeping import SleepReply, parse_sleep, parse_wake
 from xlaserve.server.protocol.weights import WeightsReply, parse_weights
 
@@ -40,6 +41,25 @@ def weights(name: str) -> Response:
             seconds={part: round(seconds, 4) for part, seconds in report.seconds.items()},
         )
     )
+
+
+@routes.post("/admin/models/<path:name>/load")
+def load(name: str) -> Response:
+    """Of a model on demand; answers when it is there."""
+    return _come_or_go(name, server_state().models().load)
+
+
+@routes.post("/admin/models/<path:name>/unload")
+def unload(name: str) -> Response:
+    """The other way round; answers when its memory is free."""
+    return _come_or_go(name, server_state().models().unload)
+
+
+def _come_or_go(name: str, order: Callable[[str], None]) -> Response:
+    started = time.monotonic()
+    order(name)
+    state, seconds = server_state().models().slot(name).state, round(time.monotonic() - started, 4)
+    return json_response(LoadedReply(object="model.loaded", model=name, state=state, seconds=seconds))
 
 
 @routes.post("/admin/sleep")

@@ -18,6 +18,7 @@ from xlaserve.server.pooling.requests import EmbeddingRequest, RerankRequest, Sc
 from xlaserve.server.protocol.batch import BatchesQuery, BatchRequest, FilesQuery, FileUpload
 from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.completion import CompletionRequest
+from xlaserve.server.protocol.loading import LoadedReply
 from xlaserve.server.protocol.sleeping import SleepQuery, SleepReply, WakeQuery
 from xlaserve.server.protocol.tokenization import DetokenizeRequest, TokenizeRequest
 from xlaserve.server.protocol.weights import WeightsReply, WeightsRequest
@@ -102,6 +103,8 @@ OPERATIONS = (
     Operation("get", "/v1/batches/{batch_id}", "How far a batch has come", reply=replies.BatchReply),
     Operation("post", "/v1/batches/{batch_id}/cancel", "Stop a batch", reply=replies.BatchReply),
     Operation("post", "/admin/models/{name}/weights", "Replace the model's weights", WeightsRequest, WeightsReply),
+    Operation("post", "/admin/models/{name}/load", "Load a model that is on demand", reply=LoadedReply),
+    Operation("post", "/admin/models/{name}/unload", "Free the memory of a model on demand", reply=LoadedReply),
     Operation("post", "/admin/sleep", "Free the device's memory until a wake", reply=SleepReply, query=SleepQuery),
     Operation("post", "/admin/wake", "Take up the weights again", reply=SleepReply, query=WakeQuery),
     Operation("get", "/health", "200 while the server works, also with a model that sleeps"),
