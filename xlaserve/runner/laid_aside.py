@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 
-_HOST = "pinned_host"  # as jax calls memory that a device can copy from at once
+HOST = "pinned_host"  # as jax calls memory that a device can copy from at once
 
 
 class LaidAside:
@@ -13,7 +13,7 @@ class LaidAside:
     def __init__(self, arrays: Any):
         """Copies them; their own memory is free when nobody else has them."""
         self._shardings = jax.tree.map(lambda x: x.sharding, arrays)
-        self._arrays = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(_HOST)), arrays)
+        self._arrays = jax.tree.map(lambda x: jax.device_put(x, x.sharding.with_memory_kind(HOST)), arrays)
         jax.block_until_ready(self._arrays)
 
     def take_up(self) -> Any:
