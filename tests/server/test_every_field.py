@@ -4,6 +4,7 @@ The fields are those of the models in the OpenAPI document: a new one without an
 """
 
 import urllib.parse
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,13 +12,17 @@ import pytest
 from pydantic import BaseModel
 
 from tests.server.batching import finished, jsonl, line, start
-from tests.server.fields import chat, generation, others, pooling, responses, structured, wrong
+from tests.server.fields import admin, chat, generation, others, pooling, responses, structured, wrong
 from tests.server.fields.said import Effect, Elsewhere, Entry, NoEffect, Said
 from tests.server.fields.walk import fields
-from tests.server.harness import Answer, LiveServer
+from tests.server.harness import JSON, Answer, LiveServer, served
 from tests.server.tiny_server import tiny_server
+from tests.server.toy_service import make_toy_service
+from tests.toy_store import ToyStore
+from xlaserve.server.admin_access import AdminAccess
 from xlaserve.server.openapi import OPERATIONS
 
+ADMIN_KEY = "sk-admin"
 TEXT = "hi there, you model of twenty tokens"  # longer than a block of the cache
 SAID = {"role": "user", "content": "hi"}
 
@@ -55,6 +60,9 @@ MODELS = {
     ),
     "ResponseQuery": Fields({}, responses.RESPONSE_QUERY, responses.WRONG_RESPONSE_QUERY),
     "ItemsQuery": Fields({}, responses.ITEMS_QUERY, responses.WRONG_ITEMS_QUERY),
+    "WeightsRequest": Fields({}, admin.WEIGHTS, admin.WRONG_WEIGHTS),
+    "SleepQuery": Fields({}, admin.SLEEP, admin.WRONG_SLEEP),
+    "WakeQuery": Fields({}, admin.WAKE, admin.WRONG_WAKE),
     "FilesQuery": Fields({}, others.FILES_QUERY, wrong.FILES_QUERY),
     "BatchesQuery": Fields({}, others.BATCHES_QUERY, wrong.BATCHES_QUERY),
 }
@@ -78,13 +86,27 @@ def filed(keep) -> LiveServer:
     return server
 
 
+@pytest.fixture
+def ordered(make_live, tmp_path) -> Iterator[LiveServer]:
+    """It takes orders about two models."""
+    for name in ("fine", "better"):
+        (tmp_path / name).write_text("")
+    server = make_live(make_store=ToyStore, admin_access=AdminAccess(ADMIN_KEY, [tmp_path]))
+    server.weights = str(tmp_path / "fine")
+    other, _ = make_toy_service(b"WORLD", name="other", make_store=ToyStore)
+    server.state.set_ready(served(server.service, other))
+    yield server
+    assert other.shutdown(timeout=10)
+
+
 class Asker:
     """Sends requests of one model."""
 
     def __init__(self, server: LiveServer, model: type[BaseModel], base: dict[str, Any]):
         self._server = server
         self._route = ROUTES[model]
-        self._path = self._route.path
+        self._path = self._route.path.replace("{name}", "toy")
+        self._headers = JSON | ({"Authorization": f"Bearer {ADMIN_KEY}"} if self._path.startswith("/admin/") else {})
         if "{response_id}" in self._path:
             response = server.post("/v1/responses", MODELS["ResponsesRequest"].base | {"input": [SAID, SAID]})
             self._path = self._path.format(response_id=response.json["id"])
@@ -94,8 +116,11 @@ class Asker:
     def send(self, more: dict[str, Any]) -> Answer:
         asked = {name: value for name, value in (self._base | more).items() if value is not None}
         if self._route.query is self._model:
-            return self._server.get(f"{self._path}?{urllib.parse.urlencode(asked)}")
-        return self._server.request(self._route.method.upper(), self._path, asked)
+            return self._request(f"{self._path}?{urllib.parse.urlencode(asked)}")
+        return self._request(self._path, asked)
+
+    def _request(self, path: str, body: dict[str, Any] | None = None) -> Answer:
+        return self._server.request(self._route.method.upper(), path, body, self._headers)
 
     def __call__(self, **more: Any) -> Said:
         answer = self.send(more)
@@ -119,6 +144,8 @@ def _base(model: type[BaseModel], name: str, server: LiveServer) -> dict[str, An
     base = MODELS[model.__name__].base
     if model.__name__ == "BatchRequest":
         return base | {"input_file_id": server.get("/v1/files?purpose=batch").json["data"][0]["id"]}
+    if model.__name__ == "WeightsRequest":
+        return {"path": server.weights}
     if model.__name__ == "TokenizeRequest" and name.startswith("messages"):
         return MODELS["ChatRequest"].base | dict.fromkeys(_SHOWN)
     return base
@@ -136,11 +163,18 @@ def test_a_field_does_what_it_says(model, name, request):
         entry = Effect(
             entry.value, lambda without, with_it, _: _alike(without) == _alike(with_it), {top: entry.without}
         )
-    server = request.getfixturevalue("filed" if model.__name__.startswith(("Batch", "Files")) else entry.server)
+    server = request.getfixturevalue(_server_of(model) or entry.server)
     ask = Asker(server, model, _base(model, name, server) | entry.base | _as_completions_have_it(model, entry.base))
     value = entry.value(ask) if callable(entry.value) else entry.value
     without, with_it = ask(), ask(**{top: value})
     assert entry.check(without, with_it, ask), (without.answer.body, with_it.answer.body)
+
+
+def _server_of(model: type[BaseModel]) -> str | None:
+    """The fixture, where the entries do not name it."""
+    if ROUTES[model].path.startswith("/admin/"):
+        return admin.ORDERED
+    return "filed" if model.__name__.startswith(("Batch", "Files")) else None
 
 
 def _as_completions_have_it(model: type[BaseModel], base: dict[str, Any]) -> dict[str, Any]:
@@ -155,7 +189,7 @@ def _alike(said: Said) -> Any:
 @EACH
 def test_a_wrong_value_is_refused_by_name(model, name, request):
     known = _known(model, name)
-    server = request.getfixturevalue("filed" if model.__name__.startswith(("Batch", "Files")) else "tiny")
+    server = request.getfixturevalue(_server_of(model) or "tiny")
     ask = Asker(server, model, _base(model, name, server) | wrong.BESIDE.get(name, {}))
     top = name.partition(".")[0]
     for value in known.wrong[name]:
