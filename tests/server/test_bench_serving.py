@@ -205,6 +205,11 @@ def test_requests_are_sent_when_they_arrive():
         (("--request-rate", 0, "--model", "m"), "above 0"),
         (("--json", "/none/run.json"), "there is no folder /none"),
         (("--random-range-ratio", 1), "below 1"),
+        (("--custom-output-len", 5), "--custom-output-len: the dataset is random"),
+        (("--dataset-name", "sharegpt", "--input-len", 5), "--random-input-len: the dataset is sharegpt"),
+        (("--dataset-name", "sharegpt", "--sharegpt-output-len", 5), "lengths are drawn"),
+        (("--dataset-name", "sharegpt", "--dataset-path", "/none", "--sharegpt-max-len", 5), "those of the file"),
+        (("--burstiness", 2, "--model", "m"), "--burstiness: there is no --request-rate"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

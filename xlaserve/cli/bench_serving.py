@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from xlaserve.cli.bench_outputs import OUTPUT, check_outputs, needs
 from xlaserve.cli.options import decorated, user_errors
@@ -45,7 +46,7 @@ def workload_options(function: Callable) -> Callable:
 
 
 def jobs_of(options: dict[str, Any]) -> "list[Job]":
-    """Raises ConfigError and click.UsageError."""
+    """Raises ConfigError, and click.UsageError for options of another dataset too."""
     from xlaserve.bench.workload import Drawn
 
     name, path, count = options["dataset_name"], options["dataset_path"], options["num_prompts"] or 1000
@@ -53,6 +54,11 @@ def jobs_of(options: dict[str, Any]) -> "list[Job]":
         raise click.UsageError(f"--dataset-name {name} needs --dataset-path.")
     if path is not None and name not in (*_FILES, "sharegpt"):
         raise click.UsageError(f"--dataset-path: the dataset {name} is drawn at random and reads no file.")
+    _refuse_options_of_others(name)
+    if name == "sharegpt" and path is None and options["sharegpt_output_len"]:
+        raise click.UsageError("--sharegpt-output-len: without --dataset-path lengths are drawn; leave it out.")
+    if name in _FILES or path is not None:
+        _refuse_given("sharegpt_max_len", "lengths are those of the file.")
     drawn = Drawn(options["seed"])
     if path is not None:
         return _read(name, path, drawn, options)[: options["num_prompts"]]
@@ -70,6 +76,19 @@ def jobs_of(options: dict[str, Any]) -> "list[Job]":
             return list(drawn.prefix_repetition(count, *(options[f"prefix_repetition_{each}"] for each in lengths)))
         case _:
             return list(drawn.chats(count, options["sharegpt_max_len"]))
+
+
+def _refuse_options_of_others(dataset: str) -> None:
+    for other in ("random", "sharegpt", "prefix_repetition", "custom"):
+        if other != dataset:
+            for option in click.get_current_context().params:
+                if option.startswith(f"{other}_"):
+                    _refuse_given(option, f"the dataset is {dataset}: choose --dataset-name {other}, or leave it out.")
+
+
+def _refuse_given(option: str, why: str) -> None:
+    if click.get_current_context().get_parameter_source(option) is ParameterSource.COMMANDLINE:
+        raise click.UsageError(f"--{option.replace('_', '-')}: {why}")
 
 
 def _read(name: str, path: Path, drawn: "Drawn", options: dict[str, Any]) -> "list[Job]":
@@ -163,6 +182,8 @@ def send(url: str, options: dict[str, Any], jobs: "Sequence[Job]") -> "tuple[Ser
     from xlaserve.cli.console import ConsoleReporter
 
     body = _body(options)
+    if options["request_rate"] == inf:
+        _refuse_given("burstiness", "there is no --request-rate; all requests are sent at once.")
     if options["dataset_name"] != "trace":
         jobs = arriving(jobs, options["request_rate"], options["burstiness"], options["seed"])
     elif options["request_rate"] != inf:

@@ -4,8 +4,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
+from xlaserve.cli.bench_table import new_table
 from xlaserve.engine.planning.advice import advice
 from xlaserve.engine.planning.plan import Plan
 from xlaserve.engine.planning.report import Figure, figures
@@ -16,7 +16,7 @@ ESTIMATED = "~"
 def print_plan(plan: Plan) -> None:
     """Every figure with what it is; then what limits, and what to change."""
     console = Console(highlight=False, markup=False)
-    table = _table("", plan.target.name, "")
+    table = new_table("", plan.target.name, "")
     for figure in figures(plan):
         note = ", ".join(filter(None, (figure.note, "estimated" if _is_marked(figure) else "")))
         table.add_row(figure.label, shown(figure), note)
@@ -29,7 +29,7 @@ def print_plan(plan: Plan) -> None:
 def print_comparison(plans: list[Plan]) -> None:
     """A column for each target."""
     console = Console(highlight=False, markup=False)
-    table = _table("", *(plan.target.name for plan in plans))
+    table = new_table("", *(plan.target.name for plan in plans))
     for row in zip(*map(figures, plans), strict=True):
         table.add_row(row[0].label, *map(shown, row))
     console.print(table)
@@ -64,11 +64,3 @@ def _value(value: Any, unit: str) -> str:
 def _about(compiled: bool) -> str:
     memory = "the compiler's account" if compiled else f"{ESTIMATED} marks what is estimated; no compiler was asked"
     return f"Memory: {memory}. Times are floors, by the vendor's bandwidth and arithmetic: nothing was executed."
-
-
-def _table(first: str, *others: str) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column(first, no_wrap=True)
-    for name in others:
-        table.add_column(name, justify="right" if name else "left")
-    return table

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, get_args
 
-from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -33,8 +33,6 @@ _TOKENS = tuple(2**n for n in range(18))
 
 class EngineMetrics:
     """`observe_*` are called by the engine's thread only; `render` by any."""
-
-    content_type = CONTENT_TYPE_LATEST
 
     def __init__(self, model_name: str, engine: LLMEngine, startup: StartupFacts):
         self.registry = CollectorRegistry()
@@ -112,7 +110,7 @@ class EngineMetrics:
         self._weight_swap.observe(seconds)
 
     def render(self) -> bytes:
-        """The text that Prometheus scrapes; its type is `content_type`."""
+        """The text that Prometheus scrapes."""
         return generate_latest(self.registry)
 
 
