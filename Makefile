@@ -60,7 +60,7 @@ bench: $(VENV)/.installed-bench  ## Measure the host's work per step, and the se
 	$(python) -m benchmarks.scheduler_step
 	$(python) -m benchmarks.serving
 
-aot: .venv-aot/.installed-aot  ## Compile a sample for TPUs and GPUs that are not here (downloads 4.5 GB the first time)
+aot: .venv-aot/.installed-aot  ## Compile a sample for TPUs and GPUs that are not here (downloads compilers of 1.3 GB the first time)
 	.venv-aot/bin/python -m benchmarks.aot.kernels
 	.venv-aot/bin/python -m pytest -m aot tests/aot
 
@@ -108,5 +108,5 @@ $(VENV)/.installed-eval: $(VENV)/.installed
 # jax's CUDA plugin and libtpu in an environment of their own: with them, jax looks for devices at every start.
 .venv-aot/.installed-aot: pyproject.toml
 	$(MAKE) --no-print-directory VENV=.venv-aot .venv-aot/.created
-	.venv-aot/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[cuda13,tpu,test]"
+	.venv-aot/bin/python -m pip --disable-pip-version-check install --quiet --editable ".[compilers,test]"
 	@touch $@

@@ -21,8 +21,8 @@ GPU_COUNTS = (1, 2, 4, 8)
 GPU_SHARE = 0.75  # of a card's memory: what XLA takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise
 CPU = "cpu"
 _COMPILERS = {  # by platform: modules, one of which has it, and what installs one
-    "tpu": (("libtpu",), "libtpu: pip install 'xlaserve[tpu]'"),
-    "cuda": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "jax's CUDA plugin: pip install 'xlaserve[cuda13]'"),
+    "tpu": (("libtpu",), "libtpu: pip install 'xlaserve[compilers]'"),
+    "cuda": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "jax's CUDA plugin: pip install 'xlaserve[compilers]'"),
 }
 
 

@@ -119,5 +119,5 @@ def _find_ptxas() -> str:
     found = [path for folder in folders for path in folder.glob("*/bin/ptxas")]
     ptxas = str(found[0]) if found else shutil.which("ptxas")
     if ptxas is None:
-        raise FileNotFoundError("no ptxas: neither in the CUDA wheels (pip install '.[cuda13]') nor on the path")
+        raise FileNotFoundError("no ptxas: neither in the CUDA wheels (pip install '.[compilers]') nor on the path")
     return ptxas
