@@ -1,8 +1,9 @@
 """The host's own work per step: `LLMEngine.step()` while every request decodes and the device costs nothing.
 
-    python benchmarks/host_step.py [--requests 64] [--contexts 100 30000]
+    python -m benchmarks.host_step [--requests 64 256] [--contexts 100 30000]
 
-Prints one JSON line: milliseconds per step by context length. Equal figures mean that no work grows with the context.
+Prints a JSON line for each number of requests: milliseconds per step by context length. Equal figures mean that
+no work grows with the context.
 """
 
 import argparse
@@ -77,12 +78,14 @@ def measure(num_requests: int, context: int, num_steps: int) -> dict[str, float]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=64, help="running at once")
+    parser.add_argument("--requests", type=int, nargs="+", default=[64, 256], help="running at once")
     parser.add_argument("--contexts", type=int, nargs="+", default=[100, 30_000], help="tokens of each request")
     parser.add_argument("--steps", type=int, default=500)
     args = parser.parse_args()
-    by_context = {str(context): measure(args.requests, context, args.steps) for context in args.contexts}
-    print(json.dumps({"benchmark": "host_step", "requests": args.requests, "by_context": by_context}))
+    for num_requests in args.requests:
+        by_context = {str(context): measure(num_requests, context, args.steps) for context in args.contexts}
+        row = {"benchmark": "host_step", "requests": num_requests, "by_context": by_context}
+        print(json.dumps(row), flush=True)
 
 
 if __name__ == "__main__":

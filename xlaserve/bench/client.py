@@ -91,6 +91,12 @@ async def send_all(
         return await asyncio.gather(*map(worker, jobs))
 
 
+def send_at_once(server: Server, jobs: Sequence[Job]) -> list[str]:
+    """All jobs together; returns the errors. For a process of its own."""
+    answers = asyncio.run(send_all(server, jobs, max_concurrency=None, warmups=0, on_done=lambda: None))
+    return [answer.error for answer in answers if answer.error]
+
+
 def _session(api_key: str | None) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),

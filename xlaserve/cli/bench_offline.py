@@ -10,7 +10,7 @@ from xlaserve.cli.bench_outputs import OUTPUT, check_outputs
 from xlaserve.cli.bench_serving import jobs_of, workload_options
 from xlaserve.cli.options import bundle_options, config_options, resolve_config, user_errors
 
-_WORKLOAD = (
+WORKLOAD = (
     "dataset_",
     "num_prompts",
     "seed",
@@ -19,7 +19,7 @@ _WORKLOAD = (
     "sharegpt_",
     "custom_",
 )  # options begin so
-_UNLIMITED = ("server.max_waiting=1000000000", "server.max_waiting_tokens=null")  # for all requests come at once
+UNLIMITED = ("server.max_waiting=1000000000", "server.max_waiting_tokens=null")  # for all requests come at once
 _COUNT = click.IntRange(min=1)
 _json_option = click.option("--json", "--output-json", "json_file", type=OUTPUT, help="Write the figures there.")
 
@@ -46,9 +46,9 @@ def throughput(json_file: Path | None, **options: Any) -> None:
     from xlaserve.cli.console import ConsoleReporter
     from xlaserve.cli.engine import started
 
-    workload = {name: options.pop(name) for name in list(options) if name.startswith(_WORKLOAD)}
+    workload = {name: options.pop(name) for name in list(options) if name.startswith(WORKLOAD)}
     jobs = jobs_of(workload)
-    options["settings"] = (*options["settings"], *_UNLIMITED)
+    options["settings"] = (*options["settings"], *UNLIMITED)
     with started(resolve_config(**options)) as service, ConsoleReporter() as reporter:
         prompts = token_prompts(service.tokenizer, jobs, exact=workload["dataset_path"] is None)
         report = measure_throughput(
@@ -90,7 +90,7 @@ def latency(json_file: Path | None, **options: Any) -> None:
     asked = {name: options.pop(name) for name in names}
     asked |= {"warmups": options.pop("num_iters_warmup"), "iterations": options.pop("num_iters")}
     total = asked["warmups"] + asked["iterations"]
-    options["settings"] = (*options["settings"], *_UNLIMITED, "cache.prefix_caching=false")
+    options["settings"] = (*options["settings"], *UNLIMITED, "cache.prefix_caching=false")
     with started(resolve_config(**options)) as service, ConsoleReporter() as reporter:
         report = measure_latency(service, **asked, on_done=lambda done: reporter.progress("batches", done, total))
     _show(report, json_file)

@@ -8,9 +8,9 @@ import click
 OUTPUT = click.Path(dir_okay=False, writable=True, path_type=Path)
 
 
-def check_outputs(json_file: Path | None, plot_file: Path | None = None) -> None:
+def check_outputs(json_file: Path | None, plot_file: Path | None = None, json_option: str = "--json") -> None:
     """Nothing is lost to a wrong name or a missing package after the run."""
-    for option, path in (("--json", json_file), ("--plot", plot_file)):
+    for option, path in ((json_option, json_file), ("--plot", plot_file)):
         if path and not path.parent.is_dir():
             raise click.UsageError(f"{option} {path}: there is no folder {path.parent}")
     if plot_file:

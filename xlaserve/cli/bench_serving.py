@@ -23,15 +23,18 @@ _DATASETS = ("random", "sharegpt", "prefix_repetition", "custom", "trace")
 _FILES = ("custom", "trace")  # datasets that are nothing but a file
 
 
-def workload_options(function: Callable) -> Callable:
-    """What is sent, for `jobs_of`, and when."""
+def workload_options(
+    function: Callable, *, num_prompts: int = 1000, input_len: int = 1024, output_len: int = 128
+) -> Callable:
+    """What is sent, for `jobs_of`. num_prompts: how many are drawn, where the user does not say."""
+    many = f"How many.  [default: {num_prompts}; of a file: all]"
     options = [
         click.option("--dataset-name", type=click.Choice(_DATASETS), default="random", show_default=True),
         click.option("--dataset-path", type=_INPUT, help="Of sharegpt (or lengths like its are drawn), custom, trace."),
-        click.option("--num-prompts", type=_COUNT, help="How many.  [default: 1000; of a file: all]"),
+        click.option("--num-prompts", type=_COUNT, help=many),
         click.option("--seed", type=int, default=0, show_default=True, help="Of what is drawn at random."),
-        click.option("--random-input-len", "--input-len", type=_COUNT, default=1024, show_default=True),
-        click.option("--random-output-len", "--output-len", type=_COUNT, default=128, show_default=True),
+        click.option("--random-input-len", "--input-len", type=_COUNT, default=input_len, show_default=True),
+        click.option("--random-output-len", "--output-len", type=_COUNT, default=output_len, show_default=True),
         click.option("--random-range-ratio", type=float, default=0.0, show_default=True, help="Lengths +- this part."),
         click.option("--random-prefix-len", type=click.IntRange(min=0), default=0, show_default=True),
         click.option("--prefix-repetition-prefix-len", type=_COUNT, default=256, show_default=True),
@@ -45,11 +48,14 @@ def workload_options(function: Callable) -> Callable:
     return decorated(function, options)
 
 
-def jobs_of(options: dict[str, Any]) -> "list[Job]":
-    """Raises ConfigError, and click.UsageError for options of another dataset too."""
+def jobs_of(options: dict[str, Any], *, num_prompts: int = 1000) -> "list[Job]":
+    """num_prompts: as for `workload_options`.
+
+    Raises ConfigError, and click.UsageError for options of another dataset too.
+    """
     from xlaserve.bench.workload import Drawn
 
-    name, path, count = options["dataset_name"], options["dataset_path"], options["num_prompts"] or 1000
+    name, path, count = options["dataset_name"], options["dataset_path"], options["num_prompts"] or num_prompts
     if name in _FILES and path is None:
         raise click.UsageError(f"--dataset-name {name} needs --dataset-path.")
     if path is not None and name not in (*_FILES, "sharegpt"):
