@@ -35,6 +35,7 @@ def test_a_key_that_stands_twice_is_refused(tmp_path, text):
         ("model.source=''", "model.source"),
         ("model.source.x=1", "model.source"),
         ("model.dtype=fp8", "'float32'"),
+        ("cache.dtype=fp4", "'int8' or 'fp8'"),
         ("cache.blocksize=8", "'cache.block_size'"),
         ("server=5", "server"),
         ("scheduler.policy=lifo", "'fcfs', 'priority' or 'fair'"),

@@ -39,6 +39,7 @@ def _parse_bytes(value):
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
 PolicyName = Literal["fcfs", "priority", "fair"]
+KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 POOL_SIZE_KEYS = ("num_blocks", "memory", "memory_utilization")  # of the section `cache`
 
 Bytes = Annotated[int, BeforeValidator(_parse_bytes), Field(gt=0)]
@@ -68,7 +69,7 @@ class CacheSection(_Section):
     num_blocks: int | None = Field(default=None, ge=2)  # per layer group, the null block included; windows need fewer
     memory: Bytes | None = None  # of all layer groups together
     memory_utilization: float | None = Field(default=None, gt=0, le=1)  # of the device's memory, weights included
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: KVDtype = "auto"  # of keys and values; auto: the model's
     prefix_caching: bool = True  # requests that begin alike share blocks
     host_memory: Bytes | None = None  # for cached blocks that the pool has no room for any longer; None: they are lost
 

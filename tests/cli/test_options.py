@@ -10,7 +10,11 @@ from xlaserve.errors import ConfigError
 
 
 def cache_section(
-    file: Path, *settings: str, kv_cache_memory: str | None = None, num_blocks: int | None = None
+    file: Path,
+    *settings: str,
+    kv_cache_memory: str | None = None,
+    num_blocks: int | None = None,
+    kv_cache_dtype: str | None = None,
 ) -> CacheSection:
     config = resolve_config(
         file,
@@ -21,6 +25,7 @@ def cache_section(
         None,
         kv_cache_memory=kv_cache_memory,
         num_blocks=num_blocks,
+        kv_cache_dtype=kv_cache_dtype,
         server__port=9000,
     )
     assert config.server.port == 9000
@@ -36,3 +41,10 @@ def test_an_option_for_the_pools_size_replaces_the_files(in_file, tmp_path):
     assert cache_section(file) != CacheSection(block_size=8)
     with pytest.raises(ConfigError, match=r"cache.num_blocks \(7\) and cache.memory_utilization \(0.6\)"):
         cache_section(file, "cache.memory_utilization=0.6", num_blocks=7)
+
+
+def test_an_option_for_the_pools_dtype(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("cache:\n  dtype: bfloat16\n")
+    assert cache_section(file).dtype == "bfloat16"
+    assert cache_section(file, kv_cache_dtype="fp8").dtype == "fp8"

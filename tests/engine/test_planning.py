@@ -55,6 +55,16 @@ def test_llama_3_1_8b_on_an_h100():
     assert found.concurrency(8192) == found.held(8192) < 128
 
 
+@pytest.mark.parametrize("dtype", ["int8", "fp8"])
+def test_a_quantised_kv_pool_has_a_scale_beside_each_vector(dtype):
+    plain, found = (plan("h100", llama(), *settings) for settings in ((), (f"cache.dtype={dtype}",)))
+    assert found.kv_bytes == 2 * 32 * 8 * (128 + 4)
+    assert found.sizing.pool.demand.groups[0].bytes_per_block == 16 * found.kv_bytes
+    assert found.held(2048) == pytest.approx(plain.held(2048) * 256 / 132, rel=0.02)
+    step, plain_step = found.decode[1], plain.decode[1]
+    assert plain_step.bandwidth - step.bandwidth == pytest.approx(2048 * (plain.kv_bytes - found.kv_bytes) / 3352e9)
+
+
 def test_eight_chips_hold_an_eighth_each():
     found = plan("tpu-v5e-8", llama())
     norms = (2 * 32 + 1) * 4096  # each has them all
@@ -91,7 +101,7 @@ def test_a_model_whose_heads_do_not_divide_is_refused():
 def test_floors_of_a_decode_step():
     """Weights without the embeddings (tied ones are the head), and the rows' keys and values, at the bandwidth."""
     model = parse_config(llama(), "config.json")
-    floors = Floors.of(model, find_target("h100"), 2, 2)
+    floors = Floors.of(model, find_target("h100"), 2, 2 * 128)
     weights = 2 * (8_030_261_248 - 128256 * 4096)
     one = floors.decode(1, 2048)
     assert one.bandwidth == pytest.approx((weights + 2048 * 131072) / 3352e9)
@@ -103,12 +113,12 @@ def test_floors_of_a_decode_step():
     assert many.bandwidth == pytest.approx((weights + 64 * 2048 * 131072) / 3352e9)
     assert many.arithmetic == pytest.approx(64 * one.arithmetic)
     tied = parse_config(llama(tie_word_embeddings=True), "config.json")
-    assert Floors.of(tied, find_target("h100"), 2, 2).weight_bytes == weights
+    assert Floors.of(tied, find_target("h100"), 2, 2 * 128).weight_bytes == weights
 
 
 def test_floors_of_a_prompt():
     """Chunk by chunk each reads the weights; query i sees i keys."""
-    floors = Floors.of(parse_config(llama(), "config.json"), find_target("tpu-v6e-4"), 2, 2)
+    floors = Floors.of(parse_config(llama(), "config.json"), find_target("tpu-v6e-4"), 2, 2 * 128)
     whole, halves = floors.prefill(4096, 4096), floors.prefill(4096, 2048)
     weights = floors.weight_bytes / (4 * 1638e9)
     assert halves.bandwidth - whole.bandwidth == pytest.approx(weights + 2048 * 131072 / (4 * 1638e9))
@@ -129,7 +139,7 @@ def test_pairs_that_see_each_other(window):
 
 def test_a_sliding_window_is_read_no_further():
     model = parse_config(GEMMA, "config.json")
-    floors = Floors.of(model, find_target("h100"), 2, 2)
+    floors = Floors.of(model, find_target("h100"), 2, 2 * 16)
     token = 2 * 2 * 16 * 2  # of one layer
     read = floors.decode(1, 4096).bandwidth - floors.decode(1, 2048).bandwidth
     assert read * 3352e9 == pytest.approx(2048 * token)  # of the one full layer of six
@@ -138,9 +148,9 @@ def test_a_sliding_window_is_read_no_further():
 def test_chips_of_two_devices():
     """Half a chip's bandwidth is a device's: two devices are one chip."""
     model = parse_config(llama(), "config.json")
-    assert Floors.of(model, find_target("tpu-v7x-2"), 2, 2).bytes_per_second == 7380e9
-    assert Floors.of(model, find_target("tpu-v7x-8"), 2, 2).operations_per_second == 4 * 2307e12
-    assert Floors.of(model, find_target("cpu"), 2, 2) is None
+    assert Floors.of(model, find_target("tpu-v7x-2"), 2, 256).bytes_per_second == 7380e9
+    assert Floors.of(model, find_target("tpu-v7x-8"), 2, 256).operations_per_second == 4 * 2307e12
+    assert Floors.of(model, find_target("cpu"), 2, 256) is None
 
 
 def test_what_is_estimated_is_marked(monkeypatch):

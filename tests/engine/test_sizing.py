@@ -55,6 +55,8 @@ def device(monkeypatch):
         ((f"cache.memory={20 * BLOCK - 1}",), 19, "cache.memory"),
         ((f"cache.memory={20 * BLOCK}", "cache.dtype=bfloat16"), 40, "cache.memory"),
         ((f"cache.memory={20 * BLOCK}", "cache.block_size=8"), 40, "cache.memory"),
+        ((f"cache.memory={20 * BLOCK}", "cache.dtype=int8"), 64, "cache.memory"),  # 64 bytes become 16 and a scale
+        ((f"cache.memory={20 * BLOCK}", "cache.dtype=fp8"), 64, "cache.memory"),
         (("scheduler.max_num_seqs=3",), 1 + 3 * 16, "all that max_num_seqs requests"),
         (("scheduler.max_num_seqs=3", "cache.memory=1GiB"), 1 + 3 * 16, "all that max_num_seqs requests"),
         (("scheduler.max_num_seqs=3", "model.max_model_len=20"), 1 + 3 * 2, "all that max_num_seqs requests"),

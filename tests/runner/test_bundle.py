@@ -71,9 +71,10 @@ print(sum(LOG.compiled().values()), LOG.loaded() == {len(programs)})
         ({"max_num_seqs": 5}, "shapes.max_num_seqs is 4, here it is 5"),
         ({"backend": "pallas_gpu"}, "shapes.backend is 'xla', here it is 'pallas_gpu'"),
         ({"dtype": named_dtype("bfloat16")}, "shapes.dtype is 'float32', here it is 'bfloat16'"),
+        ({"kv_dtype": named_dtype("int8")}, "shapes.kv_dtype is 'float32', here it is 'int8'"),
         ({"config": replace(SHAPES.config, hidden_size=64)}, "shapes.config.hidden_size is 32, here it is 64"),
     ],
-    ids=["blocks", "rows", "backend", "dtype", "model"],
+    ids=["blocks", "rows", "backend", "dtype", "kv_dtype", "model"],
 )
 def test_other_shapes_are_named(saved, programs, changes, told):
     with pytest.raises(BundleMismatch) as refused:

@@ -31,11 +31,17 @@ TINY = {
 
 
 def tiny(
-    dtype: np.dtype, *, num_blocks: int = 2, host_slots: tuple[int, ...] = (), **keys
+    dtype: np.dtype,
+    *,
+    kv_dtype: np.dtype | None = None,
+    num_blocks: int = 2,
+    host_slots: tuple[int, ...] = (),
+    **keys,
 ) -> tuple[ProgramShapes, Any, Any, jax.sharding.Sharding]:
     """Shapes, abstract weights, the head's, and where they are."""
     config = parse_config(TINY | keys, "tiny")
-    shapes = ProgramShapes(config, Buckets((4, 48), (4,)), 4, 32, 16, (num_blocks,), "xla", dtype, dtype, host_slots)
+    kv_dtype = dtype if kv_dtype is None else kv_dtype
+    shapes = ProgramShapes(config, Buckets((4, 48), (4,)), 4, 32, 16, (num_blocks,), "xla", dtype, kv_dtype, host_slots)
     sharding = replicated(make_mesh())
     params = map_specs(
         lambda _, spec: jax.ShapeDtypeStruct(spec.shape, dtype, sharding=sharding),
@@ -54,10 +60,14 @@ def test_a_deployment_of_16_rows_has_16_programs():
     assert len(list(lowerings(replace(shapes, buckets=make_buckets(16, 256)), *arguments))) == 16
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_a_step_copies_no_kv_pool(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("float16", "float16"), ("bfloat16", "fp8")],
+)
+def test_a_step_copies_no_kv_pool(dtype, kv_dtype):
     """jax 0.10's CPU compiler wrote into a bfloat16 pool by converting all of it to float32 and back."""
-    programs, shapes = compile_tiny(named_dtype(dtype), num_blocks=8193, host_slots=(8,))
+    dtypes = {"dtype": named_dtype(dtype), "kv_dtype": named_dtype(kv_dtype)}
+    programs, shapes = compile_tiny(**dtypes, num_blocks=8193, host_slots=(8,))
     (layout,) = shapes.layouts
     pool_bytes = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(layout.pool_spec(8193)))
     moves = (programs.copy_blocks, *programs.gather_blocks, *programs.scatter_blocks)
@@ -69,7 +79,7 @@ def test_a_step_copies_no_kv_pool(dtype):
         assert body.memory_analysis().alias_size_in_bytes >= 3 * pool_bytes  # donated: written in place
     # So what is measured over small pools holds for large ones.
     programs = replace(programs, gather_blocks=(), scatter_blocks=())  # their budget is a fixed one
-    final, probed = program_memory(shapes, programs.of_steps), probe_memory(*tiny(named_dtype(dtype), num_blocks=64))
+    final, probed = program_memory(shapes, programs.of_steps), probe_memory(*tiny(**dtypes, num_blocks=64))
     assert 0 < final.temporaries == pytest.approx(probed.temporaries, rel=0.1)
     assert (final.outputs, final.state) == (probed.outputs, probed.state)
     assert final.code <= probed.code

@@ -52,6 +52,11 @@ def config_options(function: Callable) -> Callable:
             "--kv-cache-memory", metavar="SIZE", help="Of the KV pool, e.g. 4GiB.  [default: what the device has left]"
         ),
         click.option("--num-blocks", type=int, metavar="N", help="Of the KV pool, in place of its size in bytes."),
+        click.option(
+            "--kv-cache-dtype",
+            type=click.Choice(["auto", "float32", "bfloat16", "float16", "int8", "fp8"]),
+            help="Of keys and values in the KV pool.  [default: the model's]",
+        ),
     ]
     return decorated(function, options)
 
@@ -84,6 +89,7 @@ def resolve_config(
     chat_template: Path | None,
     kv_cache_memory: str | None,
     num_blocks: int | None,
+    kv_cache_dtype: str | None,
     bundle: Path | None = None,
     bundle_strict: bool = False,
     **more: Any,
@@ -101,6 +107,7 @@ def resolve_config(
         "model.chat_template": None if chat_template is None else str(chat_template),
         "cache.memory": kv_cache_memory,
         "cache.num_blocks": num_blocks,
+        "cache.dtype": kv_cache_dtype,
         "compile.bundle": None if bundle is None else str(bundle),
         "compile.bundle_strict": bundle_strict or None,
     } | {key.replace("__", "."): value for key, value in more.items()}

@@ -13,6 +13,7 @@ from xlaserve.engine.reporter import Reporter
 from xlaserve.errors import ConfigError
 from xlaserve.runner.bundle import BundleMismatch, open_bundle, read_manifest
 from xlaserve.runner.compilations import LOG
+from xlaserve.runner.dtype import setting_of
 from xlaserve.runner.manifest import manifest_of
 from xlaserve.runner.programs import Key, ProgramShapes, compilations, late_keys, make_all
 
@@ -38,7 +39,7 @@ def adopted(config: Config, reporter: Reporter) -> Config:
                     shapes["table_width"] * shapes["block_size"], shapes["config"]["max_position_embeddings"]
                 ),
             },
-            "cache": {"dtype": shapes["kv_dtype"]},
+            "cache": {"dtype": setting_of(shapes["kv_dtype"])},
             "scheduler": {
                 "max_num_seqs": shapes["max_num_seqs"], "max_num_batched_tokens": shapes["buckets"]["tokens"][-1],
             },

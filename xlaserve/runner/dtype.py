@@ -16,6 +16,8 @@ _NAMES = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
+    "int8": np.dtype(np.int8),
+    "fp8": np.dtype(ml_dtypes.float8_e4m3fn),
 }
 _ROWS = 16  # a decode step's
 _WEIGHT_BYTES = 2**28  # of float32 weights, and half as much of bfloat16
@@ -23,8 +25,13 @@ _MARGIN = 1.1  # bfloat16 must win by this much: float32 is the more exact
 
 
 def named_dtype(name: str) -> np.dtype:
-    """float32, float16 or bfloat16."""
+    """By the names that settings have for them; int8 and fp8 are for keys and values."""
     return _NAMES[name]
+
+
+def setting_of(dtype_name: str) -> str:
+    """The setting of a dtype by numpy's name for it. Raises KeyError."""
+    return {dtype.name: name for name, dtype in _NAMES.items()}[dtype_name]
 
 
 def choose_dtype(name: str, config: ModelConfig, platform: str) -> tuple[np.dtype, str]:

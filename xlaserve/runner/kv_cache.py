@@ -5,9 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from xlaserve_kernels.paged_attention import NULL_BLOCK, KVLayout, KVPool, make_layout
+from xlaserve_kernels.quantization import LARGEST
 
 from xlaserve.models.kv_spec import KVSpec, group_of_layer
 from xlaserve.runner.packing import Packing
+
+SCALE_BYTES = 4  # float32
 
 
 def copy_packing(num_groups: int, num_rows: int) -> Packing:
@@ -69,6 +72,11 @@ def make_layouts(
 def block_bytes(spec: KVSpec, layout: KVLayout) -> int:
     """Of one block in all layers of a group on one device, with what the layout adds: padding, scales."""
     return len(spec.layers) * sum(part.size * part.dtype.itemsize for part in jax.tree.leaves(layout.pool_spec(1)))
+
+
+def vector_bytes(head_dim: int, dtype: np.dtype) -> int:
+    """Of a token's key, or value, of one head, with its scale if it is quantised; without padding."""
+    return head_dim * dtype.itemsize + (SCALE_BYTES if dtype.name in LARGEST else 0)
 
 
 def make_pools(

@@ -39,12 +39,12 @@ class Floors:
     config: ModelConfig
     weight_bytes: int  # read in every step
     matrix_weights: int  # of the layers, each multiplied with once per token
-    kv_itemsize: int  # bytes
+    kv_vector_bytes: int  # of a key, or a value, of one head
     bytes_per_second: float
     operations_per_second: float
 
     @classmethod
-    def of(cls, config: ModelConfig, target: Target, itemsize: int, kv_itemsize: int) -> "Floors | None":
+    def of(cls, config: ModelConfig, target: Target, itemsize: int, kv_vector_bytes: int) -> "Floors | None":
         """None for a CPU, whose figures are not known. itemsize: of the weights."""
         chip = target.chip
         if chip is None:
@@ -54,7 +54,7 @@ class Floors:
         read = sum(prod(shape) for name, shape in sizes.items() if config.tie_word_embeddings or name != EMBEDDINGS)
         matrices = sum(prod(shape) for name, shape in sizes.items() if ".layers." in name and len(shape) == 2)
         chips = target.num_devices / chip.devices_per_chip
-        return cls(config, read * itemsize, matrices, kv_itemsize, chips * chip.hbm_bandwidth, chips * chip.bf16)
+        return cls(config, read * itemsize, matrices, kv_vector_bytes, chips * chip.hbm_bandwidth, chips * chip.bf16)
 
     def step(self, rows: Sequence[tuple[int, int]]) -> Step:
         """rows: of each its new tokens, and its context with them. Every row samples one token."""
@@ -64,7 +64,7 @@ class Floors:
         for window in self._windows():
             kv_tokens += sum(min(context, window + new - 1) for new, context in rows)
             pairs += sum(_pairs(new, context, window) for new, context in rows)
-        kv_bytes = kv_tokens * 2 * config.num_kv_heads * config.head_dim * self.kv_itemsize
+        kv_bytes = kv_tokens * 2 * config.num_kv_heads * self.kv_vector_bytes
         products = 2 * tokens * self.matrix_weights + 2 * len(rows) * config.vocab_size * config.hidden_size
         attention = 4 * pairs * config.num_heads * config.head_dim
         return Step(

@@ -18,6 +18,7 @@ from xlaserve.errors import ConfigError
 from xlaserve.layers.params import ArraySpec, named_specs
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.registry import FAMILIES, head_weight
+from xlaserve.runner.kv_cache import vector_bytes
 from xlaserve.runner.program_memory import PROBED, ProgramMemory, probe_memory
 from xlaserve.runner.programs import ProgramShapes
 from xlaserve.sharding import RULES, make_mesh, replicated
@@ -80,7 +81,7 @@ def make_plan(
     machine = Machine.of(target, gpu_share)
     settings = resolve_settings(config, model, machine, reporter)
     sizes = dict(named_specs(FAMILIES[model.family].param_specs(model)))
-    asked, kv_itemsize = config.cache.memory_utilization, settings.kv_dtype.itemsize
+    asked, of_a_vector = config.cache.memory_utilization, vector_bytes(model.head_dim, settings.kv_dtype)
     plan = Plan(
         target=target,
         settings=settings,
@@ -88,8 +89,8 @@ def make_plan(
         weight_bytes=sum(_share(spec, target.num_devices) for spec in sizes.values()) * settings.dtype.itemsize,
         usable_bytes=machine.memory.total if machine.memory else None,
         share=DEFAULT_UTILIZATION if asked is None else asked,
-        textbook_kv_bytes=2 * model.num_layers * model.hidden_size * kv_itemsize,
-        kv_bytes=2 * model.num_layers * model.num_kv_heads * model.head_dim * kv_itemsize,
+        textbook_kv_bytes=2 * model.num_layers * model.hidden_size * settings.kv_dtype.itemsize,
+        kv_bytes=2 * model.num_layers * model.num_kv_heads * of_a_vector,
         compiled=compiled,
         pool_is_given=config.cache.num_blocks is not None or config.cache.memory is not None,
     )
@@ -112,7 +113,8 @@ def _share(spec: ArraySpec, num_devices: int) -> int:
 
 def _with_floors(plan: Plan, sizing: Sizing) -> Plan:
     settings = plan.settings
-    floors = Floors.of(settings.model, plan.target, settings.dtype.itemsize, settings.kv_dtype.itemsize)
+    of_a_vector = vector_bytes(settings.model.head_dim, settings.kv_dtype)
+    floors = Floors.of(settings.model, plan.target, settings.dtype.itemsize, of_a_vector)
     if floors is None:
         return plan
     context = min(CONTEXT, sizing.max_model_len)
