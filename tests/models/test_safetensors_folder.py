@@ -201,7 +201,6 @@ def test_a_broken_index(sharded, content, words):
         ('{"hidden_size": 32,', ("not valid JSON", "line 1")),
         ("[" * 100_000, ("not valid JSON",)),
         ("[]", ("JSON list", "expected an object")),
-        ('{"quantization_config": {"quant_method": "gptq"}}', ("quantization_config", "'gptq'", "not quantised")),
     ],
 )
 def test_a_broken_config(single, content, words):

@@ -1,6 +1,7 @@
 """A Hugging Face folder: config.json, and weights in model.safetensors or in shards named by its index."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,30 @@ import numpy as np
 
 from xlaserve.errors import CheckpointError
 from xlaserve.models.checkpoint import DOWNLOAD_AGAIN, TensorInfo, read_array
+from xlaserve.models.quantized_config import KEY as QUANTIZATION
 from xlaserve.models.safetensors_header import StoredTensor, read_header
 
-_DTYPES = {
+_FLOATS = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
     "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_DTYPES = _FLOATS | {  # of quantised weights
+    "F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn),
+    "I8": np.dtype(np.int8),
+    "I32": np.dtype(np.int32),
+    "I64": np.dtype(np.int64),
 }
 _CONFIG_DTYPES = {"F64": "float32", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 class SafetensorsFolder:
-    """Opens the folder and checks every header; weights are read on demand. Raises CheckpointError."""
+    """Opens the folder and checks every header; weights are read on demand. Raises CheckpointError.
+
+    With a quantization_config the tensors are as they are stored: QuantizedCheckpoint makes weights of them.
+    """
 
     gguf_metadata: dict[str, Any] | None = None
 
@@ -31,17 +42,12 @@ class SafetensorsFolder:
         self.source = source or str(folder)
         self.where = str(folder / "config.json")
         self.config = read_json(folder / "config.json", required=True)
-        if quantization := self.config.get("quantization_config"):
-            method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-            raise CheckpointError(
-                f"{self.where}: quantization_config asks for {method!r}; expected weights that are not quantised "
-                "(F32, F16 or BF16)"
-            )
         self.generation_config = read_json(folder / "generation_config.json", required=False)
-        self._stored = _stored_tensors(folder)
+        self._stored = _stored_tensors(folder, _DTYPES if self.config.get(QUANTIZATION) else _FLOATS)
         self.tensors = {name: TensorInfo(s.shape, s.dtype, s.file) for name, s in self._stored.items()}
-        if self.config.get("dtype") is None and self.config.get("torch_dtype") is None and self._stored:
-            largest = max(self._stored.values(), key=lambda stored: stored.num_bytes)
+        floats = [stored for stored in self._stored.values() if stored.dtype in _FLOATS]
+        if self.config.get("dtype") is None and self.config.get("torch_dtype") is None and floats:
+            largest = max(floats, key=lambda stored: stored.num_bytes)
             self.config["dtype"] = _CONFIG_DTYPES[largest.dtype]
 
     def read(self, name: str, dtype: np.dtype | None = None) -> np.ndarray:
@@ -73,11 +79,11 @@ def read_json(path: Path, *, required: bool) -> dict[str, Any]:
     return data
 
 
-def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
+def _stored_tensors(folder: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, StoredTensor]:
     if (folder / _SINGLE).exists():
-        return read_header(folder / _SINGLE, _DTYPES)
+        return read_header(folder / _SINGLE, dtypes)
     if (folder / _INDEX).exists():
-        return _sharded_tensors(folder)
+        return _sharded_tensors(folder, dtypes)
     found = sorted(p.name for p in folder.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".safetensors", ".gguf"))
     pickled = [name for name in found if not name.endswith((".safetensors", ".gguf"))]
     if pickled and len(pickled) == len(found):
@@ -89,7 +95,7 @@ def _stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     raise CheckpointError(f"{folder}: expected {_SINGLE} or {_INDEX}; {listing}")
 
 
-def _sharded_tensors(folder: Path) -> dict[str, StoredTensor]:
+def _sharded_tensors(folder: Path, dtypes: Mapping[str, np.dtype]) -> dict[str, StoredTensor]:
     index = folder / _INDEX
     weight_map = read_json(index, required=True).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
@@ -100,7 +106,7 @@ def _sharded_tensors(folder: Path) -> dict[str, StoredTensor]:
             raise CheckpointError(f"{index}: names the file {shard!r}; expected a plain name in the same folder")
         if not (folder / shard).exists():
             raise CheckpointError(f"{folder / shard}: no such file, but {_INDEX} names it; {DOWNLOAD_AGAIN}")
-        header = read_header(folder / shard, _DTYPES)
+        header = read_header(folder / shard, dtypes)
         for name in header.keys() & tensors.keys():
             raise CheckpointError(f"{folder / shard}: holds {name}, and so does {tensors[name].file.name}")
         tensors.update(header)

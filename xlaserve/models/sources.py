@@ -8,7 +8,10 @@ from xlaserve.errors import CheckpointError, ConfigError
 from xlaserve.models import hub
 from xlaserve.models.checkpoint import Checkpoint
 from xlaserve.models.demo_model import fetch_demo
+from xlaserve.models.fields import Fields
 from xlaserve.models.gguf_file import GGUFFile
+from xlaserve.models.quantized_checkpoint import QuantizedCheckpoint
+from xlaserve.models.quantized_config import parse_quantization
 from xlaserve.models.random_checkpoint import RandomCheckpoint
 from xlaserve.models.safetensors_folder import SafetensorsFolder, read_json
 
@@ -42,7 +45,9 @@ def open_local(path: Path, source: str) -> Checkpoint:
     gguf_files = sorted(path.glob("*.gguf"))
     if gguf_files and not (path / "config.json").exists():
         raise CheckpointError(f"{path}: has no config.json; to serve a GGUF file, name the file: {gguf_files[0]}")
-    return SafetensorsFolder(path, source)
+    folder = SafetensorsFolder(path, source)
+    quantization = parse_quantization(Fields(folder.config, folder.where))
+    return folder if quantization is None else QuantizedCheckpoint(folder, quantization)
 
 
 def read_config(section: ModelSection, *, cache_dir: Path, announce: hub.Announce = _silent) -> tuple[dict, str]:
