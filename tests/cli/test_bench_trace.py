@@ -43,15 +43,15 @@ def test_offline(bench, tmp_path):
     assert (tmp_path / "trace.png").stat().st_size > 1000
     assert events["body"] == events["sample"] >= 6  # tokens of each answer
     assert events["step"] == events["schedule"] == events["body"] + 1  # the last one launches nothing
-    assert events["make"] == 3 * 6
+    assert 3 <= events["make"] <= 3 * 6  # a late reader gets several tokens at once
     assert LLMEngine.step is step
 
 
 def test_over_http(bench):
     done, events = bench("--num-prompts", 2, "--over-http")
-    assert "on other threads: write to the client" in done.stdout
+    assert "on other threads: events of a stream" in done.stdout
     assert events["body"] >= 6
-    assert events["write"] >= 2 * 6
+    assert events["events"] >= 2
 
 
 def test_a_folder_that_is_not_there():

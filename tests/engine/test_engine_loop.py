@@ -4,9 +4,12 @@ import random
 import threading
 import time
 
+import numpy as np
 import pytest
 
 from tests.toy_runner import ToyRunner, make_engine, toy_output
+from xlaserve.core.outputs import EngineOutput, TokenLogprobs
+from xlaserve.core.reading import Pooled
 from xlaserve.core.request import Request
 from xlaserve.engine import engine_loop
 from xlaserve.engine.engine_loop import EngineLoop, OutputStream
@@ -313,3 +316,21 @@ def test_old_weights_go_with_the_last_request_that_has_them(setup):
     assert sorted(one.runner.weights) in ([0, 1], [1])
     assert read_all(stream)[1] == "length"
     assert wait_until(lambda: list(one.runner.weights) == [1])
+
+
+def test_a_late_reader_gets_what_has_come_as_one_output():
+    outputs = [
+        EngineOutput("a", (1,), (TokenLogprobs(-1.0, ()),), read=Pooled(np.zeros(2))),
+        EngineOutput("a", (2, 3), (TokenLogprobs(-2.0, ()), TokenLogprobs(-3.0, ()))),
+        EngineOutput("a", (4,), (TokenLogprobs(-4.0, ()),), "stop", 4),
+    ]
+    stream = OutputStream(make_request("a", [1]))
+    assert stream.get(timeout=0) is None
+    for output in outputs:
+        stream.put(output)
+    got = stream.get()
+    assert got is not None
+    assert (got.request_id, got.token_ids, got.finish_reason, got.stop_reason) == ("a", (1, 2, 3, 4), "stop", 4)
+    assert [each.logprob for each in got.logprobs or ()] == [-1.0, -2.0, -3.0, -4.0]
+    assert got.read is outputs[0].read
+    assert stream.get(timeout=0) is None

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from xlaserve.errors import XlaserveError
 
 READY_SECONDS = 900.0
-_SERVE = "from xlaserve.cli.main import main; main(prog_name='xlaserve')"
+_SERVE = (sys.executable, "-c", "from xlaserve.cli.main import main; main(prog_name='xlaserve')", "serve")
 
 
 class ServerFailed(XlaserveError):
@@ -30,12 +30,12 @@ def serving(arguments: Sequence[str]) -> Iterator[str]:
 
 
 @contextmanager
-def serving_process(arguments: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """The same, with the id of its process."""
+def serving_process(arguments: Sequence[str], command: Sequence[str] = _SERVE) -> Iterator[tuple[str, int]]:
+    """The same, with the id of its process. command: what serves, in place of `xlaserve serve`."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         port = sock.getsockname()[1]
-    process = subprocess.Popen([sys.executable, "-c", _SERVE, "serve", *arguments, "--port", str(port)])
+    process = subprocess.Popen([*command, *arguments, "--port", str(port)])
     url = f"http://127.0.0.1:{port}"
     try:
         _wait_until_ready(process, url)

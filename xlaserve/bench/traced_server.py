@@ -1,11 +1,10 @@
 """The load of a trace over HTTP: a server in this process, and a client in one of its own."""
 
 import multiprocessing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from time import perf_counter
-from typing import Any
+from unittest.mock import patch
 
 from xlaserve.bench.client import Server, send_at_once
 from xlaserve.bench.server_process import ServerFailed
@@ -14,6 +13,7 @@ from xlaserve.engine.served_models import ServedModels, Slot
 from xlaserve.engine.service import GenerationService
 from xlaserve.engine.tracing import Trace, recorded
 from xlaserve.server.app import create_app
+from xlaserve.server.pump import Pump
 from xlaserve.server.state import ServerState
 from xlaserve.server.wsgi import HttpServer, bind
 
@@ -37,34 +37,9 @@ def _serving(service: GenerationService, trace: Trace, num_requests: int) -> Ite
     limits = {"max_requests": num_requests, "max_body": _MAX_BODY}
     state = ServerState(**limits)
     state.set_ready(ServedModels([Slot(service.info.name, service=service)]))
-    server = HttpServer(_traced(create_app(state), trace), bind("127.0.0.1", 0), **limits)
-    try:
-        yield f"http://{server.host}:{server.port}"
-    finally:
-        server.close()
-
-
-def _traced(app: Callable, trace: Trace) -> Callable:
-    """What is done with each piece of an answer between two looks for the next one is a span."""
-
-    def traced(environ: Any, start_response: Any) -> Iterable[bytes]:
-        return _Pieces(app(environ, start_response), trace)
-
-    return traced
-
-
-class _Pieces:
-    """Of one answer."""
-
-    def __init__(self, pieces: Any, trace: Trace):
-        self._pieces = pieces
-        self._trace = trace
-
-    def __iter__(self) -> Iterator[bytes]:
-        for piece in self._pieces:
-            start = perf_counter()
-            yield piece
-            self._trace.add("write to the client", start)
-
-    def close(self) -> None:
-        self._pieces.close()
+    with patch.object(Pump, "_visit", trace.timed("events of a stream", Pump._visit)):
+        server = HttpServer(create_app(state), bind("127.0.0.1", 0), **limits)
+        try:
+            yield f"http://{server.host}:{server.port}"
+        finally:
+            server.close()

@@ -31,3 +31,17 @@ class EngineOutput:
     stop_reason: int | str | None = None  # the stop token id or stop string that ended it, or "timeout"; None for EOS
     error: str | None = None  # with finish_reason "error" or "timeout"
     read: PromptRead | None = None  # of the prompt, if asked for: with the first token, or the end if none is sampled
+
+    def with_next(self, output: "EngineOutput") -> "EngineOutput":
+        """This one and the request's next one, as one."""
+        return EngineOutput(
+            self.request_id,
+            self.token_ids + output.token_ids,
+            None
+            if self.logprobs is None and output.logprobs is None
+            else (self.logprobs or ()) + (output.logprobs or ()),
+            output.finish_reason,
+            output.stop_reason,
+            output.error,
+            output.read if self.read is None else self.read,
+        )

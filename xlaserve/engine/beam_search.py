@@ -7,12 +7,12 @@ prefix cache, where the requests before them left them: full blocks are shared, 
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from threading import Event
 
 from xlaserve.core.outputs import EngineOutput, TokenLogprobs
 from xlaserve.core.request import Request
 from xlaserve.engine.beams import Beam, Beams
 from xlaserve.engine.engine_loop import EngineLoop
+from xlaserve.engine.news import News
 from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
 from xlaserve.sampling_params import BeamSearchParams, SamplingParams
 
@@ -30,7 +30,7 @@ class BeamSearch:
         request: Request,
         params: BeamSearchParams,
         num_alternatives: int,
-        news: Event | None,
+        news: News | None,
     ):
         self.request = request
         self._loop = loop

@@ -7,7 +7,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from typing import Literal
@@ -17,6 +17,7 @@ from xlaserve.core.request import Request
 from xlaserve.engine.completion_rate import CompletionRate
 from xlaserve.engine.llm_engine import FAILED, LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
+from xlaserve.engine.news import News
 from xlaserve.errors import EngineUnavailable, InvalidRequest, ModelAsleep, Overloaded
 
 logger = logging.getLogger(__name__)
@@ -30,11 +31,10 @@ JOIN_SECONDS = 5.0  # how long shutdown waits for a step under way
 class OutputStream:
     """One request's outputs, in order; the last one has a finish_reason. Written by the loop, read by one thread.
 
-    news: set at each output, so that one thread can wait for several streams. forks: those of the request's forks.
-    places: of the loop's max_requests, given back at its end.
+    forks: those of the request's forks. places: of the loop's max_requests, given back at its end.
     """
 
-    def __init__(self, request: Request, news: threading.Event | None = None):
+    def __init__(self, request: Request, news: News | None = None):
         self.request = request
         self.forks = tuple(OutputStream(fork, news) for fork in request.forks)
         self.places = 0
@@ -43,15 +43,18 @@ class OutputStream:
 
     def put(self, output: EngineOutput) -> None:
         self._outputs.put(output)
-        if self._news is not None:
+        if self._news is not None and (output.finish_reason or not self._news.of_ends):
             self._news.set()
 
     def get(self, timeout: float | None = None) -> EngineOutput | None:
-        """The next output; None when there is none within `timeout` seconds. A timeout of None waits."""
+        """What there is, as one output; None when there is none within `timeout` seconds. A timeout of None waits."""
         try:
-            return self._outputs.get(timeout=timeout)
+            output = self._outputs.get(timeout=timeout)
         except queue.Empty:
             return None
+        while not self._outputs.empty():  # a reader that is late has less to do for each
+            output = output.with_next(self._outputs.get())
+        return output
 
 
 @dataclass(frozen=True)
@@ -126,11 +129,11 @@ class EngineLoop:
         """How long the present step has been running; 0 when there is nothing to do. Large: the device hangs."""
         return 0.0 if self._idle else time.monotonic() - self._progress_time
 
-    def submit(self, request: Request, news: threading.Event | None = None) -> OutputStream:
+    def submit(self, request: Request, news: News | None = None) -> OutputStream:
         """A request alone: see `submit_all`."""
         return self.submit_all([request], news)[0]
 
-    def submit_all(self, requests: Sequence[Request], news: threading.Event | None = None) -> list[OutputStream]:
+    def submit_all(self, requests: Sequence[Request], news: News | None = None) -> list[OutputStream]:
         """Requests with their forks, all of them or none; `news`: see OutputStream.
 
         One that continues another comes alone: it is taken whatever the limits are, and in a shutdown too, until that
@@ -322,8 +325,9 @@ class EngineLoop:
         else:
             call.done.set_result(None)
 
-    def _deliver(self, outputs: Iterable[EngineOutput]) -> None:
+    def _deliver(self, outputs: Sequence[EngineOutput]) -> None:
         now = time.monotonic()
+        self._metrics.observe_tokens(sum(len(output.token_ids) for output in outputs))
         for output in outputs:
             stream = self._streams.get(output.request_id)
             if stream is None:  # a shutdown that did not wait for this step has ended it
@@ -340,9 +344,8 @@ class EngineLoop:
             stream.put(output)
 
     def _observe(self, request: Request, output: EngineOutput, now: float) -> None:
-        """Of requests that continue another only the tokens are counted: they are none of a client's."""
+        """Not of requests that continue another: they are none of a client's."""
         if request.continues is not None:
-            self._metrics.observe_tokens(len(output.token_ids))
             return
         if output.token_ids:
             if request.last_token_time is None:
@@ -351,7 +354,6 @@ class EngineLoop:
             else:
                 self._metrics.observe_next_token(now - request.last_token_time)
             request.last_token_time = now
-            self._metrics.observe_tokens(len(output.token_ids))
         if output.finish_reason:
             request.finish_time = now
             self._metrics.observe_end(request, output, now)

@@ -1,6 +1,5 @@
 """Follows several generations on one thread, and gathers what each has produced. Knows no jax and no HTTP."""
 
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -8,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xlaserve.engine.completion import Completion
-from xlaserve.errors import EngineUnavailable, GenerationFailed, Overloaded, RequestTimedOut
+from xlaserve.engine.news import News
+from xlaserve.errors import EngineUnavailable, GenerationFailed, Overloaded, RequestTimedOut, XlaserveError
 from xlaserve.sampling_params import BeamSearchParams, PoolingParams, SamplingParams
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
@@ -25,7 +25,8 @@ POLL_SECONDS = 0.5  # how soon what `check` looks at is noticed while nothing is
 
 
 class Generations:
-    """n generations per prompt: iterating yields (index, TextDelta) as they come, until all have finished.
+    """n generations per prompt: iterating yields (index, TextDelta) as they come, until all have finished. `new` yields
+    them without waiting; then `is_over` tells whether there will be more, and `wait` waits for it.
 
     A beam search is one, too: each of its n answers comes as one delta, when all are there.
 
@@ -55,16 +56,18 @@ class Generations:
         self._check = check
         self.by_index: list[Generation | BeamAnswer] = []
         self._running: dict[int, Generation | BeamAnswer] = {}
-        self._news = threading.Event()  # set when any of them has something new
+        self.news = News()
+        self._has_stops = any(isinstance(one, SamplingParams) and one.stop for one in each)
         self._service = service
         self._scheduling = scheduling
         self._deadline = None if scheduling.timeout is None else time.monotonic() + scheduling.timeout
         self._later: deque[tuple[list[int], SamplingParams | PoolingParams, str]] = deque()
         self._at_once = at_once or len(prompts)
+        self._full_since: float | None = None  # the queue, while none is running
         sampled = [one for one in each if not isinstance(one, BeamSearchParams)]
         if len(sampled) == len(each):  # all of the first are queued or none
             first = slice(self._at_once)
-            submitted = service.submit_all(prompts[first], sampled[first], ids[first], self._news, scheduling)
+            submitted = service.submit_all(prompts[first], sampled[first], ids[first], self.news, scheduling)
             for prompt_ids, generation in zip(prompts, submitted, strict=False):
                 self._follow(prompt_ids, generation)
             rest = slice(self._at_once, None)
@@ -73,9 +76,9 @@ class Generations:
         try:
             for prompt_ids, one, its_id in zip(prompts, each, ids, strict=True):
                 if isinstance(one, BeamSearchParams):
-                    self._follow(prompt_ids, service.beam_search(prompt_ids, one, its_id, self._news, scheduling))
+                    self._follow(prompt_ids, service.beam_search(prompt_ids, one, its_id, self.news, scheduling))
                 else:
-                    self._follow(prompt_ids, service.submit(prompt_ids, one, its_id, self._news, scheduling))
+                    self._follow(prompt_ids, service.submit(prompt_ids, one, its_id, self.news, scheduling))
         except BaseException:
             self.abort()
             raise
@@ -88,21 +91,19 @@ class Generations:
 
     def _submit_more(self) -> None:
         """Those whose turn has come; where the queue has no place they wait, MAX_WAIT_SECONDS beside none at most."""
-        waits_since = time.monotonic()
         while self._later and len(self._running) < self._at_once:
             prompt_ids, params, its_id = self._later[0]
             try:
-                generation = self._service.submit(prompt_ids, params, its_id, self._news, self._time_left())
+                generation = self._service.submit(prompt_ids, params, its_id, self.news, self._time_left())
             except Overloaded:
-                if self._running:
-                    return
-                if time.monotonic() - waits_since > MAX_WAIT_SECONDS:
+                now = time.monotonic()
+                self._full_since = self._full_since or now
+                if not self._running and now - self._full_since > MAX_WAIT_SECONDS:
                     raise
-                self._check()
-                time.sleep(POLL_SECONDS)
-            else:
-                self._later.popleft()
-                self._follow(prompt_ids, generation)
+                return
+            self._full_since = None
+            self._later.popleft()
+            self._follow(prompt_ids, generation)
 
     def _time_left(self) -> SchedulingParams:
         if self._deadline is None:
@@ -118,38 +119,59 @@ class Generations:
         while self._running:
             self._running.popitem()[1].abort()
 
+    @property
+    def is_over(self) -> bool:
+        return not (self._running or self._later)
+
     def __iter__(self) -> "Iterator[tuple[int, TextDelta]]":
-        while self._running or self._later:
-            self._submit_more()
-            self._check()
-            self._news.clear()  # before looking: what comes after the look sets it again
+        while not self.is_over:
             anything_new = False
-            # Each is looked at in turn, so that a queued one holds up no other and a stop string ends its generation
-            # at once.
-            for index, generation in list(self._running.items()):
-                delta = generation.next(timeout=0)
-                if delta is None:
-                    continue
+            for each in self.new():
                 anything_new = True
-                if delta.finish_reason is not None:
-                    del self._running[index]
-                _raise_if_failed(delta)
-                yield index, delta
+                yield each
             if not anything_new:
-                self._news.wait(POLL_SECONDS)
+                self.wait()
+
+    def look_for_ends(self) -> None:
+        """Nobody is interested in pieces: unless stop strings have to be found in them, only ends are waited for."""
+        self.news.of_ends = not self._has_stops
+
+    def wait(self) -> None:
+        """For what is new, or until it is time to `check`."""
+        self.news.wait(POLL_SECONDS)
+
+    def new(self) -> "Iterator[tuple[int, TextDelta]]":
+        """One delta of each that has something new: queued ones hold up no other, a stop string ends its at once."""
+        self._submit_more()
+        self._check()
+        self.news.clear()  # before looking: what comes after the look sets it again
+        for index, generation in list(self._running.items()):
+            delta = generation.next(timeout=0)
+            if delta is None:
+                continue
+            if delta.finish_reason is not None:
+                del self._running[index]
+            if error := _failure(delta):
+                if delta.token_ids:  # that came with its end
+                    yield index, replace(delta, finish_reason=None)
+                raise error
+            yield index, delta
 
 
-def _raise_if_failed(delta: "TextDelta") -> None:
-    if delta.finish_reason == "error":
-        raise GenerationFailed(delta.error or "The engine could not finish this request.")
-    if delta.finish_reason == "abort":
-        raise EngineUnavailable(delta.error or "The server has ended this request: it is shutting down.")
-    if delta.finish_reason == "timeout":
-        raise RequestTimedOut(delta.error)
+def _failure(delta: "TextDelta") -> XlaserveError | None:
+    match delta.finish_reason:
+        case "error":
+            return GenerationFailed(delta.error or "The engine could not finish this request.")
+        case "abort":
+            return EngineUnavailable(delta.error or "The server has ended this request: it is shutting down.")
+        case "timeout":
+            return RequestTimedOut(delta.error)
+    return None
 
 
 def collect(generations: Generations) -> list[Completion]:
     """Waits for all generations and returns their outputs, in the order of the prompts and of their choices."""
+    generations.look_for_ends()
     collected: dict[int, Completion] = {}
     for index, delta in generations:
         if index not in collected:

@@ -52,7 +52,7 @@ class PromptToken:
     top: tuple[tuple[int, str, float], ...] = ()  # (id, token, logprob), best first
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class TextDelta:
     """What is new since the last one. Text may lag behind `token_ids`: what may become a stop string is held back."""
 

@@ -8,7 +8,6 @@ import secrets
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
-from threading import Event
 from typing import TypeVar
 
 from xlaserve.core.bad_words import BadWords
@@ -24,6 +23,7 @@ from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.model_admin import ModelAdmin, SleepLevel
 from xlaserve.engine.model_info import ModelInfo
+from xlaserve.engine.news import News
 from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
 from xlaserve.engine.reasoning_rules import with_reasoning
 from xlaserve.engine.startup import NOT_MEASURED, StartupFacts
@@ -137,7 +137,7 @@ class GenerationService:
         prompt_ids: Sequence[int],
         params: SamplingParams | PoolingParams,
         request_id: str | None = None,
-        news: Event | None = None,
+        news: News | None = None,
         scheduling: SchedulingParams = NO_PREFERENCE,
     ) -> "Generation":
         """Queues a request and returns its generation at once. `news` is set whenever that has something new.
@@ -155,7 +155,7 @@ class GenerationService:
         prompts: Sequence[Sequence[int]],
         params: Sequence[SamplingParams | PoolingParams],
         request_ids: Sequence[str | None],
-        news: Event | None = None,
+        news: News | None = None,
         scheduling: SchedulingParams = NO_PREFERENCE,
     ) -> "list[Generation]":
         """`submit` for several prompts, each with its params and its id: all of them are queued or none."""
@@ -189,7 +189,7 @@ class GenerationService:
         prompt_ids: Sequence[int],
         params: BeamSearchParams,
         request_id: str | None = None,
-        news: Event | None = None,
+        news: News | None = None,
         scheduling: SchedulingParams = NO_PREFERENCE,
     ) -> BeamAnswer:
         """As `submit`, for the best answers that a search finds: the best of all, with the others in its `forks`.

@@ -1,6 +1,7 @@
 """What is under way on the device: futures of the commands that have a result."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from jax import Array
@@ -10,6 +11,14 @@ from xlaserve.runner.heads.prompt_logprobs import PromptLogprobsOutput
 from xlaserve.runner.heads.sample import SampleOutput
 from xlaserve.runner.host_blocks import Arrival
 from xlaserve.sampling_params import MAX_LOGPROBS
+
+
+@cache
+def _no_logprobs(n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logprobs, top ids and top logprobs, the same zeros each time: while numpy makes some, other threads have Python's
+    lock, and a step would wait for it.
+    """
+    return np.zeros(n, np.float32), np.zeros((n, MAX_LOGPROBS), np.int32), np.zeros((n, MAX_LOGPROBS), np.float32)
 
 
 @dataclass
@@ -24,8 +33,7 @@ class BodyFuture:
         self.hidden.block_until_ready()
         for arrival in self.arrivals:
             arrival.complete()
-        none = np.zeros((0, MAX_LOGPROBS), np.float32)
-        return SampleResult(none[:, 0].astype(np.int32), none[:, 0] == 0, none[:, 0], none.astype(np.int32), none)
+        return SampleResult(np.zeros(0, np.int32), np.zeros(0, bool), *_no_logprobs(0))
 
 
 @dataclass
@@ -44,8 +52,7 @@ class SampleFuture:
         for arrival in self.arrivals:
             arrival.complete()
         if not self.want_logprobs:  # three transfers saved
-            none = np.zeros((n, MAX_LOGPROBS), np.float32)
-            return SampleResult(tokens, ok, none[:, 0], none.astype(np.int32), none)
+            return SampleResult(tokens, ok, *_no_logprobs(n))
         rest = (np.asarray(x)[:n] for x in (out.logprobs, out.top_ids, out.top_logprobs))
         return SampleResult(tokens, ok, *rest)
 

@@ -36,8 +36,8 @@ def answer(make_job: "Callable[[GenerationService, dict[str, Any]], Job]") -> Re
         else:
             generations = job.start(service, scheduling, check)
             stack.callback(generations.abort)
-            response = Response(job.stream(generations), mimetype="text/event-stream", headers=sse.HEADERS)
-            # Not the generator's own `finally`: one that was never started runs none.
-            response.call_on_close(stack.pop_all().close)
+            # Closing is not the generator's own `finally`: one that was never started runs none.
+            events = sse.EventStream(generations, job.stream(generations), stack.pop_all().close)
+            response = Response(events, mimetype="text/event-stream", headers=sse.HEADERS, direct_passthrough=True)
         response.headers["X-Request-Id"] = job.asked.request_id or client_request_id() or job.renderer.id
         return response

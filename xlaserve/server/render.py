@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from xlaserve.server import responses
+from xlaserve.server.events import Frame, event
 from xlaserve.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from xlaserve.server.responses import (
     ChatDelta,
@@ -19,6 +20,7 @@ from xlaserve.server.responses import (
 )
 
 if TYPE_CHECKING:
+    from xlaserve.engine.answer_parser import AnswerDelta
     from xlaserve.engine.completion import Completion
     from xlaserve.engine.output_processor import TextDelta
     from xlaserve.server.answer_form import AnswerForm
@@ -45,6 +47,7 @@ class Renderer:
         self._started: set[int] = set()  # choices that have had a chunk
         self._num_tokens: Counter[int] = Counter()  # generated, of each choice and of those NOT_SHOWN
         self._num_cached: dict[int, int] = {}  # tokens of each prompt, once its first answer has ended
+        self._frames: dict[int, Frame] = {}  # of choices, for chunks that say text only
 
     def _usage(self) -> Usage:
         """Of what has been counted so far."""
@@ -78,6 +81,11 @@ class Renderer:
         is_first = index not in self._started
         self._started.add(index)
         return is_first
+
+    def _says_text_only(self, index: int, delta: "TextDelta") -> bool:
+        """A chunk that differs from the choice's others in its text only, for all that the request asks for."""
+        asked = self._logprobs or self._return_token_ids or self._asked.continuous_usage
+        return not asked and delta.finish_reason is None and index in self._started
 
     def _counts_tokens(self, delta: "TextDelta") -> bool:
         """A delta whose text is held back is a chunk of its own only for those who count tokens."""
@@ -125,13 +133,23 @@ class CompletionRenderer(Renderer):
             choices.append(choice)
         return responses.CompletionReply(**self._common, choices=choices, usage=self._usage())
 
-    def chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
+    def events(self, index: int, delta: "TextDelta") -> bytes:
+        if not self._says_text_only(index, delta):
+            return b"".join(event(chunk.json_bytes()) for chunk in self._chunks(index, delta))
+        self._count(index, delta)
+        if index not in self._frames:
+            self._frames[index] = Frame(
+                lambda text: self._chunk(index, text=text, logprobs=None, finish_reason=None, stop_reason=None)
+            )
+        return self._frames[index].event(delta.text) if delta.text else b""
+
+    def _chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
         is_first = self._start(index, delta)
         text = (self._echoed[index // self._n] if is_first else "") + delta.text
         if not (text or self._counts_tokens(delta)) and delta.finish_reason is None:
             return
-        choice = responses.CompletionChoice(
-            index=index,
+        yield self._chunk(
+            index,
             text=text,
             logprobs=self._choice_logprobs(index, delta),
             finish_reason=cast("FinishReason | None", delta.finish_reason),
@@ -139,7 +157,10 @@ class CompletionRenderer(Renderer):
             **self._ids(index, delta.token_ids, is_first),
             **self._timings(index, delta),
         )
-        yield responses.CompletionReply(**self._common, choices=[choice], **self._chunk_usage())
+
+    def _chunk(self, index: int, **fields: Any) -> Reply:
+        choice = responses.CompletionChoice(index=index, **fields)
+        return responses.CompletionReply(**self._common, choices=[choice], **self._chunk_usage())
 
     def _best(self, outputs: "list[Completion]") -> "list[Completion]":
         """Of each prompt's answers the n likeliest per token, the best first. The others' tokens count, too."""
@@ -220,13 +241,23 @@ class ChatRenderer(Renderer):
             **self._prompt_ids(),
         )
 
-    def chunks(self, index: int, delta: "TextDelta") -> Iterable[Reply]:
+    def events(self, index: int, delta: "TextDelta") -> bytes:
+        is_plain = self._says_text_only(index, delta)
+        is_last = delta.finish_reason is not None
+        new = self._answers[index].push(delta.text, delta.token_ids, is_last=is_last)
+        if not is_plain or new.reasoning or new.calls:
+            return b"".join(event(chunk.json_bytes()) for chunk in self._chunks(index, delta, new))
+        self._count(index, delta)
+        if index not in self._frames:
+            self._frames[index] = Frame(lambda text: self._chunk(index, ChatDelta(content=text)))
+        return self._frames[index].event(new.content) if new.content else b""
+
+    def _chunks(self, index: int, delta: "TextDelta", new: "AnswerDelta") -> Iterable[Reply]:
         """A choice's first chunk gives the role, its last one has an empty delta and the finish reason."""
         if self._start(index, delta):
             yield self._chunk(index, ChatDelta(role="assistant", content=""), **self._prompt_ids())
         token_ids, logprobs = list(delta.token_ids), self._chunk_logprobs(delta)
         answer = self._answers[index]
-        new = answer.push(delta.text, token_ids, is_last=delta.finish_reason is not None)
         deltas = list(answer.deltas(new))
         if not deltas and delta.finish_reason is None and self._counts_tokens(delta):
             deltas = [ChatDelta(content="")]

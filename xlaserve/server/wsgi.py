@@ -19,6 +19,8 @@ from waitress.task import ErrorTask
 from xlaserve.errors import ConfigError
 from xlaserve.server.batches.file_store import FORM_BYTES
 from xlaserve.server.errors import body_too_large, file_too_large, make_reply
+from xlaserve.server.pump import Pump
+from xlaserve.server.sse import EventStream
 
 SPARE_THREADS = 8  # for /health, /metrics and refusals while every generation thread is taken
 LOOP_SECONDS = 1.0
@@ -27,6 +29,7 @@ WORKER_SECONDS = 1.0  # then, for the threads to end
 # A body over the limit is read to its end up to this many times the limit, and refused by the application: a client
 # whose connection is cut while it sends seldom reads the answer. Larger ones are cut.
 BODY_LEEWAY = 4
+FULL_BYTES = 2**16  # of events that wait for a client: what comes then is made into events later
 UPLOADS = "/v1/files"
 UPLOAD_LEEWAY = 2  # likewise
 
@@ -88,6 +91,40 @@ class _Channel(HTTPChannel):
     parser_class = _Parser
 
 
+class _Writer:
+    """To the client of one request, by any thread."""
+
+    def __init__(self, write: Any):
+        self.write = write  # of waitress' task: the one that WSGI knows
+        self._channel = write.__self__.channel
+
+    @property
+    def is_full(self) -> bool:
+        return self._channel.total_outbufs_len > FULL_BYTES
+
+
+def _pumped(app: Callable, pump: Pump) -> Callable:
+    """`app`, whose streams of events are written by the pump, while the request's own thread waits for their end."""
+
+    def pumped(environ: Any, start_response: Callable) -> Any:
+        writes = []
+
+        def start(*args: Any) -> Callable:
+            writes.append(start_response(*args))
+            return writes[-1]
+
+        answer = app(environ, start)
+        if isinstance(answer, EventStream):
+            try:
+                pump.send(answer, _Writer(writes[-1]))
+            except BaseException:
+                answer.close()  # waitress does it for what has been returned
+                raise
+        return answer
+
+    return pumped
+
+
 class HttpServer:
     """Serves `app` on a bound socket, from construction until `close()`.
 
@@ -98,8 +135,9 @@ class HttpServer:
         self, app: Callable, sock: socket.socket, *, max_requests: int, max_body: int, max_upload: int | None = None
     ):
         self._sockets: dict[int, Any] = {}
+        self._pump = Pump()
         self._server: Any = create_server(
-            app,
+            _pumped(app, self._pump),
             map=self._sockets,
             sockets=[sock],
             threads=max_requests + SPARE_THREADS,
@@ -132,6 +170,7 @@ class HttpServer:
         self._wake_loop()
         self._thread.join()
         self._server.task_dispatcher.shutdown(timeout=WORKER_SECONDS)
+        self._pump.stop()
         with self._wake_lock:
             self._is_closed = True
         wasyncore.close_all(self._sockets)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from xlaserve.errors import XlaserveError
 from xlaserve.sampling_params import SamplingParams
-from xlaserve.server import sse
 from xlaserve.server.errors import ClientGone, error_reply
+from xlaserve.server.events import event
 from xlaserve.server.logprobs import chat_logprobs
 from xlaserve.server.render import Renderer
 from xlaserve.server.responses import TokenLogprobContent
@@ -60,24 +60,30 @@ class ResponsesRenderer(Renderer):
         )
 
     def whole(self, generations: "Generations") -> replies.ResponseReply:
+        generations.look_for_ends()
         for _, delta in generations:
             for _event in self._push(delta):
                 pass
         return self._response
 
     def stream(self, generations: "Generations") -> Iterator[bytes]:
-        """Yields the events of one delta together. An error becomes an event, for the status line is long gone."""
+        """As `pieces` of an EventStream. An error becomes an event, for the status line is long gone."""
+        events = [*map(_encode, self._begin())]  # each at once: what it tells of goes on changing
         try:
-            yield b"".join(map(_encode, self._begin()))
-            for _, delta in generations:
-                if events := b"".join(map(_encode, self._push(delta))):
-                    yield events
+            while not generations.is_over:
+                for _, delta in generations.new():
+                    events += map(_encode, self._push(delta))
+                if not generations.is_over:
+                    yield b"".join(events)
+                    events.clear()
         except ClientGone:
             return
         except Exception as error:
             if not isinstance(error, XlaserveError):
                 _logger.exception("Error in the stream %s", self.id)
-            yield _encode(self._fail(error))
+            events.append(_encode(self._fail(error)))
+            generations.abort()
+        yield b"".join(events)
 
     def _begin(self) -> Iterator[replies.Event]:
         for name in ("response.created", "response.in_progress"):
@@ -134,8 +140,8 @@ class ResponsesRenderer(Renderer):
         )
 
 
-def _encode(event: replies.Event) -> bytes:
-    return sse.event(event.json_bytes(), event.type)
+def _encode(each: replies.Event) -> bytes:
+    return event(each.json_bytes(), each.type)
 
 
 def _as_asked(asked: ResponsesRequest, params: SamplingParams) -> dict[str, Any]:
