@@ -3,8 +3,9 @@
     python -m benchmarks.front_end [--streams 64 128] [--step-ms 5] [SERVE ARGUMENTS]
 
 The ideal is a token for each stream every step. One row per number of streams, in Markdown: output tokens/s, its share
-of the ideal, the time to the first byte of an answer, and the CPU time that server and client take per token. The client
-is one process that reads without parsing, so that it takes little; look at its column before you trust the others.
+of the ideal, the time to the first byte of an answer, the CPU time that server and client take per token, and how often
+the client had to read for each. The client is one process that parses nothing but the end of an answer; look at its
+column before you trust the others.
 """
 
 import argparse
@@ -71,6 +72,8 @@ class Answer(asyncio.Protocol):
 async def load(url: str, num_streams: int, answers: int) -> list[Answer]:
     """Of each stream `answers`, one after the other."""
     host, port = urlsplit(url).hostname, urlsplit(url).port
+    assert host is not None
+    assert port is not None
     loop = asyncio.get_running_loop()
     body = {"model": "toy", "prompt": " ".join(WORDS[:32]), "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
     text = json.dumps(body | {"ignore_eos": True, "stream_options": {"include_usage": True}})

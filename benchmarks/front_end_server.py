@@ -9,7 +9,7 @@ import time
 import types
 from dataclasses import dataclass
 
-from benchmarks.host_step import FreeRunner
+from benchmarks.host_step import Done, FreeRunner
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.engine.llm_engine import LLMEngine
@@ -24,9 +24,8 @@ _LETTER = ord("a")
 
 
 @dataclass(frozen=True)
-class _Later:
-    sampled: SampleResult
-    ready_at: float
+class _Later(Done):
+    ready_at: float  # of time.perf_counter()
 
     def result(self) -> SampleResult:
         time.sleep(max(0.0, self.ready_at - time.perf_counter()))  # without Python's lock, as a device's step
