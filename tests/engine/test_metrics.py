@@ -1,13 +1,17 @@
 """What a scrape says, parsed as Prometheus would."""
 
+import random
 import time
 
+import prometheus_client
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.toy_runner import make_engine
 from xlaserve.core.request import Request
 from xlaserve.engine.engine_loop import EngineLoop
+from xlaserve.engine.histogram import Histogram
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.startup import Span, StartupFacts
 from xlaserve.sampling_params import SamplingParams
@@ -166,3 +170,17 @@ def test_queue_by_class_and_what_the_pool_holds():
     assert (scraped["queue_requests", "0"], scraped["kv_internal_waste"], scraped["kv_cache_usage_perc"]) == (0, 0, 0)
     assert scraped["kv_blocks"] == 20
     assert scraped["kv_blocks_cached"] > 0
+
+
+def test_the_histogram_says_what_prometheus_own_does():
+    buckets, rng = (0.001, 0.01, 0.1, 1), random.Random(0)
+    theirs, ours = CollectorRegistry(), CollectorRegistry()
+    reference = prometheus_client.Histogram("seconds", "Some", ("name",), buckets=buckets, registry=theirs)
+    subject = Histogram("seconds", "Some", {"name": "toy"}, buckets)
+    ours.register(subject)
+    for value in [*buckets, 0.0, 2.0, *(10 ** rng.uniform(-4, 1) for _ in range(100))]:
+        reference.labels(name="toy").observe(value)
+        subject.observe(value)
+    lines = generate_latest(theirs).decode().splitlines()
+    created = [line for line in lines if "created" in line]  # when the process began to count
+    assert generate_latest(ours).decode().splitlines() == [line for line in lines if line not in created]

@@ -4,7 +4,7 @@ The cost of a token does not depend on how many came before it. Knows nothing of
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Protocol
@@ -52,7 +52,7 @@ def make_detokenizer(
     """
     shows = partial(tokenizer.gives_text, skip_special_tokens=skip_special_tokens)
     if tokenizer.spelling.kind == "byte_level":
-        return _ByteLevel(tokenizer, prompt_ids, shows)
+        return _ByteLevel(tokenizer, prompt_ids, tokenizer.special_ids if skip_special_tokens else frozenset())
     if tokenizer.spelling.kind == "byte_fallback":
         return _ByteFallback(tokenizer, prompt_ids, shows)
     if tokenizer.spelling.kind == "joined":
@@ -61,9 +61,10 @@ def make_detokenizer(
 
 
 class _ByteLevel:
-    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], shows: Shows):
+    def __init__(self, tokenizer: "Tokenizer", prompt_ids: Sequence[int], hidden: Collection[int]):
+        """hidden: those that give no text."""
         self._tokenizer = tokenizer
-        self._shows = shows
+        self._hidden = hidden
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         tail = b""
         for token_id in reversed(prompt_ids):
@@ -83,7 +84,7 @@ class _ByteLevel:
         return self._own(self._utf8.decode(b"", final=True))
 
     def _bytes(self, token_id: int) -> bytes:
-        return self._tokenizer.token_bytes(token_id) if self._shows(token_id) else b""
+        return b"" if token_id in self._hidden else self._tokenizer.token_bytes(token_id)
 
     def _own(self, text: str) -> str:
         if text and self._in_prompt_char:

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from xlaserve.core.block_manager import BlockManager
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
+from xlaserve.engine.histogram import Histogram as TokenHistogram
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.occupancy import NOTHING, SECONDS, Occupancy, take_occupancy
 from xlaserve.engine.startup import StartupFacts
@@ -64,7 +65,9 @@ class EngineMetrics:
         self._request_prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request", _TOKENS)
         self._request_generation_tokens = histogram("request_generation_tokens", "Output tokens of a request", _TOKENS)
         self._first_token = histogram("time_to_first_token_seconds", "From arrival to first token", _REQUEST_SECONDS)
-        self._inter_token = histogram("inter_token_latency_seconds", "Between two tokens of a request", _TOKEN_SECONDS)
+        name, text = "inter_token_latency_seconds", "Between two tokens of a request"
+        self._inter_token = TokenHistogram(PREFIX + name, text, labels, _TOKEN_SECONDS)
+        self.registry.register(self._inter_token)
         self._per_output_token = histogram(
             "request_time_per_output_token_seconds", "Mean time per token after a request's first", _TOKEN_SECONDS
         )
