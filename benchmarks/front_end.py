@@ -2,16 +2,18 @@
 
     python -m benchmarks.front_end [--streams 64 128] [--step-ms 5] [SERVE ARGUMENTS]
 
-The ideal is a token for each stream every step. One row per number of streams, in Markdown: output tokens/s, its share
-of the ideal, the time to the first byte of an answer, the CPU time that server and client take per token, and how often
-the client had to read for each. The client is one process that parses nothing but the end of an answer; look at its
-column before you trust the others.
+The ideal is a token for each stream every step. Every stream has answers of the same lengths, in an order of its own:
+they do not end together. One row per number of streams, in Markdown: output tokens/s, its share of the ideal, the time
+to the first byte of an answer, the CPU time that server and client take per token, and how often the client had to read
+for each. The client is one process that parses nothing but the end of an answer; look at its column before you trust
+the others.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import random
 import re
 import sys
 import time
@@ -23,7 +25,7 @@ from urllib.parse import urlsplit
 from benchmarks.load import WORDS
 from xlaserve.bench.server_process import serving_process
 
-MAX_TOKENS = 200
+MEAN_TOKENS = 200  # of an answer
 _LAST_BYTES = 400  # of an answer: they hold its usage and its end
 _COLUMNS = (
     "streams",
@@ -69,25 +71,34 @@ class Answer(asyncio.Protocol):
             self.done.set_exception(SystemExit(f"no whole answer: {exc}: ...{self.tail!r}"))
 
 
+def lengths(stream: int, answers: int) -> list[int]:
+    """In tokens: from half the mean to one and a half."""
+    spread = MEAN_TOKENS if answers > 1 else 0
+    evenly = [MEAN_TOKENS - spread // 2 + spread * number // max(1, answers - 1) for number in range(answers)]
+    return random.Random(stream).sample(evenly, answers)
+
+
 async def load(url: str, num_streams: int, answers: int) -> list[Answer]:
     """Of each stream `answers`, one after the other."""
     host, port = urlsplit(url).hostname, urlsplit(url).port
     assert host is not None
     assert port is not None
     loop = asyncio.get_running_loop()
-    body = {"model": "toy", "prompt": " ".join(WORDS[:32]), "max_tokens": MAX_TOKENS, "temperature": 0, "stream": True}
-    text = json.dumps(body | {"ignore_eos": True, "stream_options": {"include_usage": True}})
+    body = {"model": "toy", "prompt": " ".join(WORDS[:32]), "temperature": 0, "stream": True, "ignore_eos": True}
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-    request = f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
 
-    async def stream() -> list[Answer]:
-        got = [Answer(request, loop.create_future()) for _ in range(answers)]
+    def request(max_tokens: int) -> bytes:
+        text = json.dumps(body | {"max_tokens": max_tokens, "stream_options": {"include_usage": True}})
+        return f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode()
+
+    async def stream(number: int) -> list[Answer]:
+        got = [Answer(request(length), loop.create_future()) for length in lengths(number, answers)]
         for answer in got:
             await loop.create_connection(lambda answer=answer: answer, host, port)
             await answer.done
         return got
 
-    return [answer for got in await asyncio.gather(*(stream() for _ in range(num_streams))) for answer in got]
+    return [answer for got in await asyncio.gather(*map(stream, range(num_streams))) for answer in got]
 
 
 def measure(url: str, pid: int, num_streams: int, answers: int, step_seconds: float) -> dict[str, str]:
@@ -97,8 +108,8 @@ def measure(url: str, pid: int, num_streams: int, answers: int, step_seconds: fl
     wall = time.perf_counter() - start
     server, client = cpu_seconds(pid) - server, time.process_time() - client
     tokens, ideal = sum(answer.tokens for answer in got), num_streams / step_seconds
-    if tokens != num_streams * answers * MAX_TOKENS:
-        raise SystemExit(f"{tokens} tokens came, not {num_streams * answers * MAX_TOKENS}")
+    if tokens != (asked := num_streams * sum(lengths(0, answers))):
+        raise SystemExit(f"{tokens} tokens came, not {asked}")
     first = 1e3 * median(answer.wait for answer in got)
     values = (
         num_streams, f"{tokens / wall:,.0f}", f"{ideal:,.0f}", f"{tokens / wall / ideal:.1%}", f"{first:.1f}",

@@ -102,6 +102,8 @@ def test_a_client_that_has_gone_is_told_to_who_waits(service, pump):
     other = Client()
     pump.send(stream_of(service), other)
     assert other.text == SCRIPT
+    assert wait_until(lambda: service.stats()["running"] == 0)  # nobody has aborted the first one
+    assert wait_until(lambda: not pump._answers)
 
 
 def test_nobody_waits_for_a_pump_that_has_stopped(service, monkeypatch):

@@ -76,8 +76,9 @@ class Pump:
             try:
                 if (answer := self._due.get(timeout=LOOK_SECONDS)) is None:
                     return
-                self._answers.add(answer)
-                self._visit(answer)
+                if not answer.over.is_set():  # an engine may have something to say of one that has been given up
+                    self._answers.add(answer)
+                    self._visit(answer)
             except queue.Empty:
                 pass
             if time.monotonic() >= next_look:
@@ -88,7 +89,7 @@ class Pump:
     def _visit(self, answer: _Answer) -> None:
         answer.is_due = False  # before looking: what comes after the look is told again
         try:
-            if answer.over.is_set() or answer.writer.is_full:
+            if answer.writer.is_full:
                 return
             events = answer.stream.events()
             if events:
