@@ -38,6 +38,7 @@ def _parse_bytes(value):
 
 
 ToolParserName = Literal["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]
+QuantizationName = Literal["auto", "none", "int8", "int8_weight_only", "fp8"]
 PolicyName = Literal["fcfs", "priority", "fair"]
 KVDtype = Literal["auto", "float32", "bfloat16", "float16", "int8", "fp8"]
 POOL_SIZE_KEYS = ("num_blocks", "memory", "memory_utilization")  # of the section `cache`
@@ -54,6 +55,7 @@ class ModelSection(_Section):
     revision: str | None = None  # of a hub id
     served_name: str | None = None  # default: the last part of the source
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: QuantizationName = "auto"  # of the weights, when they are loaded; auto: int8 on a CPU, where it pays
     max_model_len: int | None = Field(default=None, ge=1)
     generation_config: Literal["auto", "none"] = "auto"  # none: the checkpoint's sampling defaults are not used
     logprobs_mode: Literal["raw", "processed"] = "raw"  # the model's own, or of the distribution that is drawn from

@@ -162,6 +162,11 @@ def find_chip(name: str) -> Chip:
     return CHIPS[name]
 
 
+def chip_of_kind(kind: str) -> Chip | None:
+    """By jax's name of the device; None for one that is not in the table."""
+    return next((chip for chip in CHIPS.values() if chip.kind == kind), None)
+
+
 def jax_platform(chip: Chip) -> str:
     return "tpu" if chip.platform == "tpu" else "gpu"
 

@@ -5,7 +5,7 @@ import numpy as np
 from jax import Array, lax
 
 LARGEST = {"int8": 127, "float8_e4m3fn": 448}  # magnitude, by the dtypes that `quantize` gives
-_SMALLEST = 2.0**-100  # scale: what is flushed to zero, below 2**-126, is no step of it
+SMALLEST_SCALE = 2.0**-100  # what is flushed to zero, below 2**-126, is no step of it
 FLOAT8_UNIT = 2.0**8  # of what float8_bits_to_float16 gives: the exponents' biases are 15 and 7
 
 
@@ -17,7 +17,7 @@ def quantize(x: Array, dtype) -> tuple[Array, Array]:
     saturates, and kernels may multiply by it in bfloat16. Halves go to the even neighbour. Zeros stay zeros; NaN and
     infinity make the scale NaN or infinite, so that they are not lost. Raises ValueError for another dtype.
     """
-    values, scales = quantize_last_axis(x, dtype)
+    values, scales = quantize_last_axis(x, dtype, largest=_largest_magnitude)
     return values, scales[..., 0]
 
 
@@ -34,16 +34,25 @@ def quantize_groups(x: Array, dtype, group_size: int | None = None) -> tuple[Arr
     return values.reshape(x.shape), scales
 
 
-def quantize_last_axis(x: Array, dtype) -> tuple[Array, Array]:
-    """The same with scales [..., 1]; kernels may call it."""
+def _max_of_magnitudes(x: Array) -> Array:
+    return jnp.max(jnp.abs(x), axis=-1, keepdims=True)
+
+
+def _largest_magnitude(x: Array) -> Array:
+    """Of the bits, as integers: XLA's maximum of floats loses NaN on CPUs, in reductions of many rows."""
+    bits = lax.bitcast_convert_type(x, jnp.int32) & jnp.int32(0x7FFFFFFF)
+    return lax.bitcast_convert_type(jnp.max(bits, axis=-1, keepdims=True), jnp.float32)
+
+
+def quantize_last_axis(x: Array, dtype, largest=_max_of_magnitudes) -> tuple[Array, Array]:
+    """The same with scales [..., 1]; kernels may call it. largest: float32 [..., n] -> the largest magnitudes [..., 1]"""
     dtype = np.dtype(dtype)
     if dtype.name not in LARGEST:
         raise ValueError(f"dtype {dtype.name}: can quantise to {', '.join(LARGEST)}")
-    largest = LARGEST[dtype.name]
+    most = LARGEST[dtype.name]
     x = x.astype(jnp.float32)
-    scales = jnp.max(jnp.abs(x), axis=-1, keepdims=True) / largest
-    scales = _round_up_to_bfloat16(jnp.maximum(scales, _SMALLEST))
-    values = jnp.clip(x / scales, -largest, largest)
+    scales = _round_up_to_bfloat16(jnp.maximum(largest(x) / most, SMALLEST_SCALE))
+    values = jnp.clip(x / scales, -most, most)
     if dtype == jnp.int8:
         values = _round_to_even(values)
     return values.astype(dtype), scales

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 from tests.engine.test_settings import SIZES
@@ -21,6 +23,7 @@ from xlaserve.targets import find_target
 
 LLAMA_8B = Path(__file__).parents[2] / "benchmarks" / "llama_3_1_8b.json"
 GIB, MIB = 2**30, 2**20
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 GEMMA = SIZES | {
     "model_type": "gemma3_text", "num_hidden_layers": 6, "head_dim": 16, "sliding_window": 32,
     "torch_dtype": "bfloat16", "max_position_embeddings": 8192,
@@ -101,7 +104,7 @@ def test_a_model_whose_heads_do_not_divide_is_refused():
 def test_floors_of_a_decode_step():
     """Weights without the embeddings (tied ones are the head), and the rows' keys and values, at the bandwidth."""
     model = parse_config(llama(), "config.json")
-    floors = Floors.of(model, find_target("h100"), 2, 2 * 128)
+    floors = Floors.of(model, find_target("h100"), BFLOAT16, 2 * 128)
     weights = 2 * (8_030_261_248 - 128256 * 4096)
     one = floors.decode(1, 2048)
     assert one.bandwidth == pytest.approx((weights + 2048 * 131072) / 3352e9)
@@ -113,12 +116,12 @@ def test_floors_of_a_decode_step():
     assert many.bandwidth == pytest.approx((weights + 64 * 2048 * 131072) / 3352e9)
     assert many.arithmetic == pytest.approx(64 * one.arithmetic)
     tied = parse_config(llama(tie_word_embeddings=True), "config.json")
-    assert Floors.of(tied, find_target("h100"), 2, 2 * 128).weight_bytes == weights
+    assert Floors.of(tied, find_target("h100"), BFLOAT16, 2 * 128).weight_bytes == weights
 
 
 def test_floors_of_a_prompt():
     """Chunk by chunk each reads the weights; query i sees i keys."""
-    floors = Floors.of(parse_config(llama(), "config.json"), find_target("tpu-v6e-4"), 2, 2 * 128)
+    floors = Floors.of(parse_config(llama(), "config.json"), find_target("tpu-v6e-4"), BFLOAT16, 2 * 128)
     whole, halves = floors.prefill(4096, 4096), floors.prefill(4096, 2048)
     weights = floors.weight_bytes / (4 * 1638e9)
     assert halves.bandwidth - whole.bandwidth == pytest.approx(weights + 2048 * 131072 / (4 * 1638e9))
@@ -139,7 +142,7 @@ def test_pairs_that_see_each_other(window):
 
 def test_a_sliding_window_is_read_no_further():
     model = parse_config(GEMMA, "config.json")
-    floors = Floors.of(model, find_target("h100"), 2, 2 * 16)
+    floors = Floors.of(model, find_target("h100"), BFLOAT16, 2 * 16)
     token = 2 * 2 * 16 * 2  # of one layer
     read = floors.decode(1, 4096).bandwidth - floors.decode(1, 2048).bandwidth
     assert read * 3352e9 == pytest.approx(2048 * token)  # of the one full layer of six
@@ -148,9 +151,9 @@ def test_a_sliding_window_is_read_no_further():
 def test_chips_of_two_devices():
     """Half a chip's bandwidth is a device's: two devices are one chip."""
     model = parse_config(llama(), "config.json")
-    assert Floors.of(model, find_target("tpu-v7x-2"), 2, 256).bytes_per_second == 7380e9
-    assert Floors.of(model, find_target("tpu-v7x-8"), 2, 256).operations_per_second == 4 * 2307e12
-    assert Floors.of(model, find_target("cpu"), 2, 256) is None
+    assert Floors.of(model, find_target("tpu-v7x-2"), BFLOAT16, 256).bytes_per_second == 7380e9
+    assert Floors.of(model, find_target("tpu-v7x-8"), BFLOAT16, 256).operations_per_second == 4 * 2307e12
+    assert Floors.of(model, find_target("cpu"), BFLOAT16, 256) is None
 
 
 def test_what_is_estimated_is_marked(monkeypatch):

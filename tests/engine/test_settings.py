@@ -65,7 +65,7 @@ def test_heads_that_no_kernel_takes_are_refused():
 def test_every_setting_is_told_with_its_reason():
     _, reasons = resolve()
     told = {"device", "attention_backend", "dtype", "cache.dtype", "max_num_seqs", "max_num_batched_tokens"}
-    assert reasons.keys() == told | {"token buckets"}
+    assert reasons.keys() == told | {"token buckets", "quantization"}
     assert all(reasons.values())
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+from xlaserve_kernels.host_quantization import quantize_on_host
 from xlaserve_kernels.quantization import LARGEST, quantize, quantize_groups, widen
 
 MAGNITUDES = 10.0 ** np.linspace(-38, 37, 300)
@@ -47,6 +48,22 @@ def test_zeros_stay_zeros_and_what_is_not_finite_shows(dtype):
     assert (scales[:2] > 0).all()
     assert np.isfinite(scales[:2]).all()
     assert not np.isfinite(scales[2:]).any()
+
+
+@pytest.mark.parametrize("dtype", LARGEST)
+@pytest.mark.parametrize("x_dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+def test_the_host_gives_the_same_bits(x_dtype, dtype):
+    """Also over several blocks of rows, the last one smaller; rows of zeros, and what is not finite."""
+    with np.errstate(over="ignore"):
+        x = np.concatenate([vectors(x_dtype)] * 40)  # more values than a block has
+    x[3], x[4, 0], x[5, 0] = 0, np.nan, np.inf
+    values, scales = quantize_on_host(x, np.dtype(dtype))
+    expected, expected_scales = jax.jit(quantize, static_argnums=1)(x, dtype)
+    np.testing.assert_array_equal(scales, expected_scales)
+    finite = np.isfinite(scales)
+    assert not finite[4:6].any()
+    bits, expected = values.view(np.uint8), np.asarray(expected).view(np.uint8)
+    np.testing.assert_array_equal(bits[finite], expected[finite])
 
 
 @pytest.mark.parametrize("dtype", LARGEST)

@@ -4,21 +4,24 @@ import os
 import re
 import subprocess
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AbstractMesh, Mesh
 from xlaserve_kernels.quantization import quantize_groups
 from xlaserve_kernels.quantized_matmul import quantize_weight
 
-from xlaserve.layers.linear import Linear, linear
+from xlaserve.layers.linear import Embedding, Linear, embed, linear, project
 from xlaserve.layers.mlp import MLP, gated_mlp
-from xlaserve.layers.quantized import QuantizedArray
+from xlaserve.layers.params import ArraySpec, spec_bytes
+from xlaserve.layers.quantized import Quantization, QuantizedArray, plain_specs
 from xlaserve.sharding import MESH_AXES, sharding_of
 
 GROUP, DEVICES, TOKENS = 128, 8, 5
+INT8 = Quantization("int8", "w8a8", "xla", (128, 64, 32))
 AXES = {"outputs": ("mlp", "embed"), "inputs": ("embed", "mlp")}  # of the weight, by which of them are shared
 
 
@@ -38,7 +41,12 @@ def product(x, weight, bias) -> np.ndarray:
 def drawn(out: int, inputs: int, axes, backend: str, mesh: Mesh | None = None, seed: int = 0) -> Linear:
     weight, bias = (np.random.default_rng(seed).standard_normal(shape, np.float32) for shape in ((out, inputs), out))
     quantized = quantize_weight(jnp.asarray(weight), "w8a8", GROUP)
-    return Linear(QuantizedArray(quantized, backend, sharding_of(mesh, axes) if mesh else None), jnp.asarray(bias))
+    if mesh is None:
+        return Linear(QuantizedArray(quantized, backend), jnp.asarray(bias))
+    spec = INT8.stored(ArraySpec(weight.shape, axes), np.dtype(np.float32), mesh)
+    parts: Any = spec.weight
+    placed = jax.tree.map(lambda part, of: jax.device_put(part, sharding_of(mesh, of.axes)), quantized, parts)
+    return Linear(spec.replace(weight=placed, backend=backend), jax.device_put(bias, sharding_of(mesh, axes[:1])))
 
 
 def check_products(mesh: Mesh | None, backend: str) -> None:
@@ -91,6 +99,52 @@ def test_eight_devices_compute_the_same_with_one_collective():
         [sys.executable, "-m", __name__], env=environment, capture_output=True, text=True, timeout=120
     )
     assert (shown.stdout.split(), shown.returncode) == ([str(DEVICES)], 0), shown.stderr
+
+
+SPECS = {
+    "embed": ArraySpec((40, 96), ("vocab", "embed")),
+    "down": ArraySpec((16, 256), ("embed", "mlp")),
+    "odd": ArraySpec((16, 70), ("mlp", "embed")),
+    "norm": ArraySpec((96,), (None,), "ones"),
+}
+
+
+def test_matrices_are_stored_quantised_in_the_largest_groups_that_come_out_even():
+    stored = INT8.stored(SPECS, np.dtype(jnp.bfloat16))
+    assert stored["norm"] == SPECS["norm"]
+    parts = {name: stored[name].weight for name in ("embed", "down", "odd")}
+    assert {name: part.group_size for name, part in parts.items()} == {"embed": 32, "down": 128, "odd": None}
+    assert [(part.values.dtype, part.scales.shape) for part in parts.values()] == [
+        (np.int8, (40,)), (np.int8, (16,)), (np.int8, (16,))
+    ]  # fmt: skip
+    assert plain_specs(stored) == SPECS
+    assert spec_bytes(stored, np.dtype(jnp.bfloat16)) == 40 * 96 + 16 * 256 + 16 * 70 + 4 * (40 + 16 + 16) + 2 * 96
+
+
+def test_devices_that_share_the_inputs_have_whole_groups_each():
+    mesh: Any = AbstractMesh((1, 4), MESH_AXES)
+    assert INT8.stored(SPECS, np.dtype(np.float32), mesh)["down"].weight.group_size == 64  # 256 / 4 inputs
+
+
+def test_rows_of_embeddings():
+    weight = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
+    quantized = quantize_weight(jnp.asarray(weight), "w8a8", 32)
+    ids = jnp.array([3, 0, 23, 3])
+    for dtype, tolerance in ((jnp.float32, 1e-6), (jnp.bfloat16, 1e-2)):
+        rows = embed(ids, Embedding(QuantizedArray(quantized, "xla", dtype=np.dtype(dtype))))
+        assert rows.dtype == dtype
+        expected = np.asarray(quantized.values, np.float32) * np.asarray(quantized.scales)[:, None]
+        np.testing.assert_allclose(np.asarray(rows, np.float32), expected[np.asarray(ids)], rtol=tolerance)
+        assert np.abs(expected - weight).max() < 4 / 127
+
+
+def test_logits_are_float32_whatever_the_hidden_states_are():
+    p = drawn(40, 128, AXES["outputs"], "xla")
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((3, 128)), jnp.bfloat16)
+    logits = project(x, p.weight)
+    assert logits.dtype == jnp.float32
+    expected = product(x, p.weight, None)
+    np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_packed_weights_are_not_shared():

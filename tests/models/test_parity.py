@@ -24,13 +24,15 @@ from xlaserve.models.safetensors_folder import SafetensorsFolder
 BLOCK = 16
 
 
-def load(name, dtype=np.float32):
-    return load_checkpoint(SafetensorsFolder(tiny_models.folder(name)), dtype)
+def load(name, dtype=np.float32, quantization=None):
+    return load_checkpoint(SafetensorsFolder(tiny_models.folder(name)), dtype, quantization)
 
 
-def load_checkpoint(checkpoint, dtype=np.float32):
+def load_checkpoint(checkpoint, dtype=np.float32, quantization=None):
     config = untie_differing_head(parse_config(checkpoint.config, checkpoint.where), checkpoint)
     specs = FAMILIES[config.family].param_specs(config)
+    if quantization is not None:
+        specs = quantization.stored(specs, np.dtype(dtype))
     place = lambda array, spec: jnp.asarray(array)  # noqa: E731
     params = load_params(specs, checkpoint, dtype=np.dtype(dtype), place=place, on_progress=lambda *_: None)
     return config, params

@@ -96,7 +96,7 @@ def _use_cache(folder: Path, reporter: Reporter) -> None:
 def _load_weights(decided: Deployment, clock: StartupClock) -> Any:
     with clock.beside("load the weights"):
         return load_params(
-            decided.model.specs,
+            decided.specs,
             decided.model.checkpoint,
             dtype=decided.settings.dtype,
             place=lambda array, spec: jax.device_put(array, sharding_of(decided.mesh, spec.axes)),
@@ -204,7 +204,7 @@ def _start(
         max_waiting_tokens=config.server.max_waiting_tokens,
         sleep_after=config.server.sleep_after,
         sleep_level=config.server.sleep_level,
-        store=WeightsStore(runner, model.config, settings.dtype, decided.mesh, checkpoint),
+        store=WeightsStore(runner, model.config, decided.specs, settings.dtype, decided.mesh, checkpoint),
         startup=StartupFacts(
             compiled=LOG.compiled,
             cache_hits=LOG.cache_hits,

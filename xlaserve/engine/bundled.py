@@ -35,6 +35,7 @@ def adopted(config: Config, reporter: Reporter) -> Config:
         found: dict[str, dict[str, Any]] = {
             "model": {
                 "dtype": shapes["dtype"],
+                "quantization": (shapes["quantization"] or {"name": "none"})["name"],
                 "max_model_len": min(
                     shapes["table_width"] * shapes["block_size"], shapes["config"]["max_position_embeddings"]
                 ),
@@ -54,6 +55,8 @@ def adopted(config: Config, reporter: Reporter) -> Config:
     except (LookupError, TypeError, ValueError) as error:
         _refuse_or_tell(config, BundleMismatch(f"{folder}: its manifest lacks {error}"), reporter)
         return config
+    if config.model.dtype == "float32":
+        del found["model"]["quantization"]  # then auto is none
     sections = {}
     for name, values in found.items():
         section = getattr(config, name)

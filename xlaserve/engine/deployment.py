@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 from jax.stages import Lowered
 
@@ -47,6 +48,7 @@ class Deployment:
 
     config: Config
     model: Model
+    specs: Any  # of its weights as they are kept: a tree of ArraySpec with QuantizedArrays
     mesh: Mesh
     settings: Settings
     sizing: Sizing
@@ -64,7 +66,8 @@ def decide(config: Config, machine: Machine, mesh: Mesh, cache_dir: Path, report
         raise ConfigError(f"cache.host_memory: blocks of {mesh.size} devices cannot go to the host: set it to null")
     settings = resolve_settings(config, model.config, machine, reporter)
     reporter.phase("size the KV pool")
-    sharding, weights = replicated(mesh), abstract_weights(model.specs, settings, mesh)
+    specs = settings.stored(model.specs, mesh)
+    sharding, weights = replicated(mesh), abstract_weights(specs, settings.dtype, mesh)
 
     def probe(shapes: ProgramShapes) -> ProgramMemory:
         return probe_memory(shapes, weights, head_weight(weights), sharding)
@@ -74,7 +77,7 @@ def decide(config: Config, machine: Machine, mesh: Mesh, cache_dir: Path, report
     if host:
         sizing = replace(sizing, shapes=replace(sizing.shapes, host_slots=host.num_slots))
     jobs = dict(lowerings(sizing.shapes, weights, head_weight(weights), sharding))
-    return Deployment(config, model, mesh, settings, sizing, host, jobs)
+    return Deployment(config, model, specs, mesh, settings, sizing, host, jobs)
 
 
 def _open(config: Config, cache_dir: Path, reporter: Reporter) -> Model:
@@ -94,10 +97,10 @@ def _open(config: Config, cache_dir: Path, reporter: Reporter) -> Model:
     return Model(checkpoint, model, specs, tokenizer, defaults)
 
 
-def abstract_weights(specs: Any, settings: Settings, mesh: Mesh) -> Any:
-    """Their ShapeDtypeStructs, shared by the mesh's devices."""
+def abstract_weights(specs: Any, dtype: np.dtype, mesh: Mesh) -> Any:
+    """Their ShapeDtypeStructs in a model of `dtype`, shared by the mesh's devices."""
 
     def abstract(_: str, spec: ArraySpec) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(spec.shape, settings.dtype, sharding=sharding_of(mesh, spec.axes))
+        return jax.ShapeDtypeStruct(spec.shape, spec.dtype or dtype, sharding=sharding_of(mesh, spec.axes))
 
     return map_specs(abstract, specs)

@@ -5,15 +5,19 @@ The KV pools' sizes are `sizing.py`'s.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from xlaserve_kernels import backend as kernel_backend
 
 from xlaserve.config import Config
 from xlaserve.engine.machine import Machine
+from xlaserve.engine.quantization import choose_quantization
 from xlaserve.engine.reporter import Reporter
 from xlaserve.errors import ConfigError
+from xlaserve.layers.quantized import Quantization
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.kv_spec import kv_specs
 from xlaserve.runner.buckets import Buckets, make_buckets
@@ -42,6 +46,7 @@ class Settings:
     length_reason: str
     processed_logprobs: bool = False
     num_devices: int = 1  # that share each layer
+    quantization: Quantization | None = None  # of the weights
 
     def shapes(self, num_blocks: tuple[int, ...], max_model_len: int) -> ProgramShapes:
         """Of the programs, with these pools for requests of this length."""
@@ -57,7 +62,12 @@ class Settings:
             kv_dtype=self.kv_dtype,
             processed_logprobs=self.processed_logprobs,
             num_devices=self.num_devices,
+            quantization=self.quantization,
         )
+
+    def stored(self, specs: Any, mesh: Mesh | None = None) -> Any:
+        """The tree of specs as the weights are kept on the devices: `Quantization.stored`."""
+        return specs if self.quantization is None else self.quantization.stored(specs, self.dtype, mesh)
 
 
 def resolve_settings(config: Config, model: ModelConfig, machine: Machine, reporter: Reporter) -> Settings:
@@ -68,7 +78,9 @@ def resolve_settings(config: Config, model: ModelConfig, machine: Machine, repor
     _check_shares(model, num_devices)
     backend = _resolve_backend(config.kernels.attention_backend, platform)
     reporter.info("attention_backend", backend, f"kernels.attention_backend: {config.kernels.attention_backend}")
-    dtype, reason = choose_dtype(config.model.dtype, model, platform)
+    quantization, reason = choose_quantization(config.model, model, machine, backend)
+    reporter.info("quantization", quantization.name if quantization else "none", reason)
+    dtype, reason = choose_dtype(config.model.dtype, model, platform, quantized=quantization is not None)
     reporter.info("dtype", dtype.name, reason)
     kv_dtype, reason = dtype, "the model's"
     if config.cache.dtype != "auto":
@@ -84,7 +96,7 @@ def resolve_settings(config: Config, model: ModelConfig, machine: Machine, repor
     reporter.info("token buckets", " ".join(map(str, buckets.tokens)), "from the two limits above")
     return Settings(
         model, backend, dtype, kv_dtype, max_num_seqs, max_num_batched_tokens, buckets, block_size,
-        *_max_model_len(config, model), config.model.logprobs_mode == "processed", num_devices,
+        *_max_model_len(config, model), config.model.logprobs_mode == "processed", num_devices, quantization,
     )  # fmt: skip
 
 

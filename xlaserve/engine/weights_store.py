@@ -1,7 +1,6 @@
 """Where a running engine's weights come from: checkpoints of its own architecture, read and checked beside it."""
 
 from dataclasses import fields
-from math import prod
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -10,7 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from xlaserve.errors import CheckpointError
-from xlaserve.layers.params import ArraySpec, named_specs
+from xlaserve.layers.params import ArraySpec, spec_bytes
 from xlaserve.models import sources
 from xlaserve.models.checkpoint import Checkpoint
 from xlaserve.models.config import ModelConfig, parse_config
@@ -50,10 +49,14 @@ class Store(Protocol):
 class WeightsStore:
     """The weights that a ModelRunner's programs take."""
 
-    def __init__(self, runner: ModelRunner, config: ModelConfig, dtype: np.dtype, mesh: Mesh, current: Checkpoint):
+    def __init__(
+        self, runner: ModelRunner, config: ModelConfig, specs: Any, dtype: np.dtype, mesh: Mesh, current: Checkpoint
+    ):
+        """specs: of the weights as they are kept, in a model of `dtype`."""
         self.current = current
         self._runner = runner
         self._config = config
+        self._specs = specs
         self._dtype = dtype
         self._mesh = mesh
 
@@ -70,8 +73,7 @@ class WeightsStore:
         return checkpoint
 
     def fits_beside(self) -> bool:
-        specs = FAMILIES[self._config.family].param_specs(self._config)
-        num_bytes = sum(prod(spec.shape) for _, spec in named_specs(specs)) * self._dtype.itemsize
+        num_bytes = spec_bytes(self._specs, self._dtype)
         memory = device_memory(self._mesh.devices.flat[0])
         if memory is not None:
             return num_bytes <= memory.total - memory.in_use
@@ -84,8 +86,7 @@ class WeightsStore:
                 raise CheckpointError(f"{checkpoint.where}: weights of shape {list(spec.shape)} hold NaN or infinity")
             return jax.device_put(array, sharding_of(self._mesh, spec.axes))
 
-        specs = FAMILIES[self._config.family].param_specs(self._config)
-        params = load_params(specs, checkpoint, dtype=self._dtype, place=place, on_progress=lambda *_: None)
+        params = load_params(self._specs, checkpoint, dtype=self._dtype, place=place, on_progress=lambda *_: None)
         jax.block_until_ready(params)
         self._runner.add_weights(version, params)
 

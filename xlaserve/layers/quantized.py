@@ -1,21 +1,83 @@
-"""Weights of fewer bits: a pytree that stands in a layer where an array does, and its matrix product."""
+"""Weights of fewer bits: a pytree that stands in a layer where an array does, what it is made of, and its products."""
 
 import dataclasses
+from dataclasses import dataclass
+from typing import Any
 
 import flax.struct
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from xlaserve_kernels.quantized_matmul import MODES, QuantizedWeight, quantized_matmul
+
+from xlaserve.layers.params import ArraySpec, is_spec, map_specs
+from xlaserve.sharding import sharding_of
 
 
 @flax.struct.dataclass
 class QuantizedArray:
-    """A weight [out, in], and all that its product needs to know beside the activations."""
+    """A weight [out, in], and all that its product needs to know beside the activations.
+
+    In a tree of specs the parts of `weight` are ArraySpecs.
+    """
 
     weight: QuantizedWeight
     backend: str = flax.struct.field(pytree_node=False)
-    sharding: NamedSharding | None = flax.struct.field(pytree_node=False, default=None)  # of [out, in]: tensor parallel
+    # Of [out, in] where devices share it, over an abstract mesh: programs are pickled with the tree of their arguments.
+    sharding: NamedSharding | None = flax.struct.field(pytree_node=False, default=None)
+    dtype: np.dtype = flax.struct.field(pytree_node=False, default=np.dtype(np.float32))  # of its rows as embeddings
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """How the matrices of a model are stored, and what multiplies with them. Vectors stay as they are."""
+
+    name: str  # of the setting
+    mode: str  # of MODES: one with 8 bits
+    backend: str
+    group_sizes: tuple[int, ...] = ()  # of activations that share a scale: the first that divides a weight's inputs
+
+    def stored(self, specs: Any, dtype: np.dtype, mesh: Mesh | None = None) -> Any:
+        """The tree of `specs` with QuantizedArrays for its matrices. mesh: of devices that share them; None: of one."""
+        return map_specs(lambda _, spec: self._parts(spec, dtype, mesh) if len(spec.shape) == 2 else spec, specs)
+
+    def _parts(self, spec: ArraySpec, dtype: np.dtype, mesh: Mesh | None) -> QuantizedArray:
+        sharding, num_inputs = None, spec.shape[1]
+        if mesh is not None and mesh.size > 1:
+            sharding = sharding_of(mesh, spec.axes)
+            num_inputs = sharding.shard_shape(spec.shape)[1]
+            sharding = NamedSharding(mesh.abstract_mesh, sharding.spec)
+        values = dataclasses.replace(spec, dtype=MODES[self.mode].values)
+        scales = ArraySpec(spec.shape[:1], spec.axes[:1], dtype=np.dtype(np.float32))
+        group_size = next((size for size in self.group_sizes if num_inputs % size == 0), None)
+        weight = QuantizedWeight(values, scales, None, self.mode, group_size)  # pyright: ignore[reportArgumentType]
+        return QuantizedArray(weight, self.backend, sharding, dtype)
+
+
+def is_stored_weight(node: Any) -> bool:
+    """A leaf of what checkpoints have one tensor for, in a tree of specs."""
+    return is_spec(node) or isinstance(node, QuantizedArray)
+
+
+def plain_specs(specs: Any) -> Any:
+    """The tree as checkpoints have it: without what `Quantization.stored` has made of it."""
+
+    def plain(_: str, spec: ArraySpec | QuantizedArray) -> ArraySpec:
+        if not isinstance(spec, QuantizedArray):
+            return spec
+        weight, values = spec.weight, spec.weight.values
+        assert isinstance(values, ArraySpec)
+        return dataclasses.replace(values, shape=(weight.out_features, weight.in_features), dtype=None)
+
+    return map_specs(plain, specs, is_stored_weight)
+
+
+def quantized_rows(p: QuantizedArray, index: Array) -> Array:
+    """Rows of the weight, as embeddings: index int32 [T] -> [T, in] in p.dtype. One with scales per output."""
+    values, scales = (jnp.take(part, index, axis=0, mode="clip") for part in (p.weight.values, p.weight.scales))
+    return (values.astype(jnp.float32) * scales[:, None]).astype(p.dtype)
 
 
 def quantized_product(x: Array, p: QuantizedArray, bias: Array | None = None) -> Array:
@@ -44,3 +106,8 @@ def quantized_product(x: Array, p: QuantizedArray, bias: Array | None = None) ->
         out_specs=PartitionSpec(None, out_axis),
         check_vma=False,  # Pallas kernels do not say how their results vary over the devices
     )(x, p.weight, bias)  # fmt: skip
+
+
+def quantized_logits(x: Array, p: QuantizedArray) -> Array:
+    """x [T, in] times the part of p [out, in] that is here -> float32 [T, out]."""
+    return quantized_matmul(x, p.weight, backend=p.backend, out_dtype=jnp.float32)

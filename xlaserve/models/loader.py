@@ -2,14 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable
-from math import prod
 from typing import Any
 
 import jax
 import numpy as np
+from xlaserve_kernels.host_quantization import quantize_on_host
 
 from xlaserve.errors import CheckpointError
-from xlaserve.layers.params import ArraySpec, map_specs, named_specs
+from xlaserve.layers.params import ArraySpec, map_specs, named_specs, spec_bytes
+from xlaserve.layers.quantized import QuantizedArray, is_stored_weight, plain_specs
 from xlaserve.models.checkpoint import Checkpoint
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.random_checkpoint import RandomCheckpoint
@@ -26,25 +27,40 @@ def load_params(
     place: Callable[[np.ndarray, ArraySpec], jax.Array],
     on_progress: Callable[[int, int, str], None],
 ) -> Any:
-    """The tree of `specs` with each leaf read as `dtype` and put on the devices by `place`.
+    """The tree of `specs` with each leaf read as `dtype` and put on the devices by `place`; what is to be quantised, is
+    that on the host.
 
-    `on_progress(bytes_done, bytes_total, name)` is called after each tensor, in bytes of `dtype`. Host memory holds one
+    `on_progress(bytes_done, bytes_total, name)` is called after each tensor, in bytes as placed. Host memory holds one
     tensor at a time. Raises CheckpointError naming every tensor that is missing, misshapen or not used.
     """
+    plain = plain_specs(specs)
     if isinstance(checkpoint, RandomCheckpoint):
-        checkpoint = checkpoint.with_specs(specs)
-    check_tensors(specs, checkpoint)
-    total = sum(prod(spec.shape) for _, spec in named_specs(specs)) * dtype.itemsize
-    done = 0
+        checkpoint = checkpoint.with_specs(plain)
+    check_tensors(plain, checkpoint)
+    total, done = spec_bytes(specs, dtype), 0
 
-    def load(name: str, spec: ArraySpec) -> jax.Array:
+    def load(name: str, spec: ArraySpec | QuantizedArray) -> jax.Array | QuantizedArray:
         nonlocal done
-        placed = place(checkpoint.read(name, dtype), spec)
-        done += prod(spec.shape) * dtype.itemsize
+        if isinstance(spec, QuantizedArray):
+            placed = _load_quantized(checkpoint, name, spec, place)
+        else:
+            placed = place(checkpoint.read(name, dtype), spec)
+        done += spec_bytes(spec, dtype)
         on_progress(done, total, name)
         return placed
 
-    return map_specs(load, specs)
+    return map_specs(load, specs, is_stored_weight)
+
+
+def _load_quantized(
+    checkpoint: Checkpoint, name: str, spec: QuantizedArray, place: Callable[[np.ndarray, ArraySpec], jax.Array]
+) -> QuantizedArray:
+    """From the stored precision, not rounded in between."""
+    parts: Any = spec.weight
+    values, scales = quantize_on_host(checkpoint.read(name), parts.values.dtype)
+    return spec.replace(
+        weight=dataclasses.replace(parts, values=place(values, parts.values), scales=place(scales, parts.scales))
+    )
 
 
 def check_tensors(specs: Any, checkpoint: Checkpoint) -> None:

@@ -9,6 +9,7 @@ from jax import Array, lax
 from xlaserve_kernels.paged_attention import KVPool
 
 from xlaserve.layers.linear import project
+from xlaserve.layers.quantized import QuantizedArray
 from xlaserve.models import gemma3, llama, qwen3
 from xlaserve.models.config import ModelConfig
 
@@ -26,12 +27,14 @@ FAMILIES = {
 }
 
 
-def head_weight(params: Any) -> Array:
+def head_weight(params: Any) -> Array | QuantizedArray:
     """The output projection [V, D]: the embeddings when they are tied."""
     return (params.model.embed_tokens if params.lm_head is None else params.lm_head).weight
 
 
-def compute_logits(weight: Array, config: ModelConfig, hidden: Array, axis: str | None = None) -> Array:
+def compute_logits(
+    weight: Array | QuantizedArray, config: ModelConfig, hidden: Array, axis: str | None = None
+) -> Array:
     """hidden [S, D], normed; weight [V, D] -> float32 logits [S, V].
 
     axis: of the mesh, in a program that each device runs with its part of the weight: every one gets all logits.

@@ -34,7 +34,7 @@ def setting_of(dtype_name: str) -> str:
     return {dtype.name: name for name, dtype in _NAMES.items()}[dtype_name]
 
 
-def choose_dtype(name: str, config: ModelConfig, platform: str) -> tuple[np.dtype, str]:
+def choose_dtype(name: str, config: ModelConfig, platform: str, *, quantized: bool = False) -> tuple[np.dtype, str]:
     """The dtype for a setting of auto or a name, and the reason.
 
     auto: the checkpoint's; on CPU whichever of float32 and bfloat16 decodes faster, by a measurement of tenths of a
@@ -42,6 +42,8 @@ def choose_dtype(name: str, config: ModelConfig, platform: str) -> tuple[np.dtyp
     """
     if name != "auto":
         return _NAMES[name], "model.dtype"
+    if quantized:
+        return _NAMES["bfloat16"], "of what quantised weights are multiplied with"
     if platform != "cpu":
         return _NAMES[config.checkpoint_dtype], "the checkpoint's"
     with LOG.expect("start-up"):

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Compiled, Lowered
 from xlaserve_kernels.paged_attention import KVLayout, KVPool
 
+from xlaserve.layers.quantized import Quantization
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.forward_batch import attention_plan
 from xlaserve.models.kv_spec import KVSpec, kv_specs
@@ -59,6 +60,7 @@ class ProgramShapes:
     host_slots: tuple[int, ...] = ()  # per layer group; empty: there is no host tier
     processed_logprobs: bool = False  # else the model's own
     num_devices: int = 1  # that share heads and weights: tensor parallel
+    quantization: Quantization | None = None  # of the weights
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:

@@ -8,7 +8,7 @@ from jax import Array
 
 from xlaserve_kernels.checks import expect_shape
 from xlaserve_kernels.quantization import quantize_groups
-from xlaserve_kernels.quantized_matmul.cpu_native import quantized_matmul_cpu_native
+from xlaserve_kernels.quantized_matmul.cpu_native import NATIVE_MODES, quantized_matmul_cpu_native
 from xlaserve_kernels.quantized_matmul.pallas_gpu import quantized_matmul_pallas_gpu
 from xlaserve_kernels.quantized_matmul.pallas_tpu import quantized_matmul_pallas_tpu
 from xlaserve_kernels.quantized_matmul.weight import MODES, QuantizedWeight, check_group_size, check_mode
@@ -22,6 +22,11 @@ IMPLEMENTATIONS = {
     "pallas_gpu": quantized_matmul_pallas_gpu,
     "pallas_gpu_interpret": functools.partial(quantized_matmul_pallas_gpu, interpret=True),
 }
+
+
+def implements(backend: str, mode: str) -> bool:
+    """Whether `backend` has a kernel for `mode`."""
+    return backend != "cpu_native" or mode in NATIVE_MODES
 
 
 def quantized_matmul(

@@ -7,12 +7,14 @@ from jax import Array
 from xlaserve_kernels import native
 from xlaserve_kernels.quantized_matmul.weight import QuantizedWeight
 
+NATIVE_MODES = ("w8a8",)
+
 
 def quantized_matmul_cpu_native(
     x: Array, x_scales: Array | None, weight: QuantizedWeight, bias: Array | None, out_dtype
 ) -> Array:
     """See api.py; x holds quantised values, none of them -128. Raises ValueError for modes that have no kernel."""
-    if weight.mode != "w8a8" or x_scales is None:
+    if weight.mode not in NATIVE_MODES or x_scales is None:
         raise ValueError(f"mode {weight.mode}: cpu_native multiplies w8a8 only; xla takes it")
     bias = jnp.zeros(0, jnp.float32) if bias is None else bias.astype(jnp.float32)
     y = jax.ShapeDtypeStruct((x.shape[0], weight.out_features), out_dtype)

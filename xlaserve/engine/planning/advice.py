@@ -31,7 +31,7 @@ def _would_fit(plan: Plan, target: Target) -> bool:
     model, count, usable = plan.settings.model, target.num_devices, target.usable_bytes()
     if usable is None or model.num_kv_heads % count or model.intermediate_size % count or model.vocab_size % count:
         return False
-    return plan.num_params * plan.settings.dtype.itemsize / count <= FULL * plan.share * usable
+    return plan.total_weight_bytes / count <= FULL * plan.share * usable
 
 
 def _of_concurrency(plan: Plan) -> Iterator[str]:

@@ -7,13 +7,15 @@ launching. A mixed workload has its own times: `xlaserve bench scheduler`.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
-from xlaserve.layers.params import named_specs
+import numpy as np
+
+from xlaserve.layers.params import named_specs, spec_bytes
+from xlaserve.layers.quantized import Quantization
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.registry import FAMILIES
 from xlaserve.targets import Target
-
-EMBEDDINGS = "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -41,20 +43,32 @@ class Floors:
     matrix_weights: int  # of the layers, each multiplied with once per token
     kv_vector_bytes: int  # of a key, or a value, of one head
     bytes_per_second: float
-    operations_per_second: float
+    operations_per_second: float  # of attention
+    products_per_second: float  # operations, of products with weights
 
     @classmethod
-    def of(cls, config: ModelConfig, target: Target, itemsize: int, kv_vector_bytes: int) -> "Floors | None":
-        """None for a CPU, whose figures are not known. itemsize: of the weights."""
+    def of(
+        cls, config: ModelConfig, target: Target, dtype: np.dtype, kv_vector_bytes: int,
+        quantization: Quantization | None = None,
+    ) -> "Floors | None":  # fmt: skip
+        """None for a CPU, whose figures are not known. dtype: of weights that are not quantised."""
         chip = target.chip
         if chip is None:
             return None
-        sizes = {name: spec.shape for name, spec in named_specs(FAMILIES[config.family].param_specs(config))}
-        # Of the embeddings only the tokens' rows are read, unless they are the head too.
-        read = sum(prod(shape) for name, shape in sizes.items() if config.tie_word_embeddings or name != EMBEDDINGS)
-        matrices = sum(prod(shape) for name, shape in sizes.items() if ".layers." in name and len(shape) == 2)
+        specs: Any = FAMILIES[config.family].param_specs(config)
+        stored = quantization.stored(specs, dtype) if quantization else specs
+        read = spec_bytes(stored, dtype)
+        if not config.tie_word_embeddings:  # of embeddings that are not the head too only the tokens' rows are read
+            read -= spec_bytes(stored.model.embed_tokens, dtype)
+        shapes = [spec.shape for name, spec in named_specs(specs) if ".layers." in name]
+        matrices = sum(prod(shape) for shape in shapes if len(shape) == 2)
         chips = target.num_devices / chip.devices_per_chip
-        return cls(config, read * itemsize, matrices, kv_vector_bytes, chips * chip.hbm_bandwidth, chips * chip.bf16)
+        # Kernels multiply float8 in 16 bits.
+        products = chip.int8 if quantization and quantization.mode == "w8a8" else None
+        return cls(
+            config, read, matrices, kv_vector_bytes,
+            chips * chip.hbm_bandwidth, chips * chip.bf16, chips * (products or chip.bf16),
+        )  # fmt: skip
 
     def step(self, rows: Sequence[tuple[int, int]]) -> Step:
         """rows: of each its new tokens, and its context with them. Every row samples one token."""
@@ -68,7 +82,8 @@ class Floors:
         products = 2 * tokens * self.matrix_weights + 2 * len(rows) * config.vocab_size * config.hidden_size
         attention = 4 * pairs * config.num_heads * config.head_dim
         return Step(
-            (self.weight_bytes + kv_bytes) / self.bytes_per_second, (products + attention) / self.operations_per_second
+            (self.weight_bytes + kv_bytes) / self.bytes_per_second,
+            products / self.products_per_second + attention / self.operations_per_second,
         )
 
     def decode(self, num_rows: int, context: int) -> Step:

@@ -15,7 +15,7 @@ from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.settings import Settings, resolve_settings
 from xlaserve.engine.sizing import Sizing, check_fits, size_pools
 from xlaserve.errors import ConfigError
-from xlaserve.layers.params import ArraySpec, named_specs
+from xlaserve.layers.params import ArraySpec, named_specs, spec_bytes
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.registry import FAMILIES, head_weight
 from xlaserve.runner.kv_cache import vector_bytes
@@ -35,6 +35,7 @@ class Plan:
     target: Target
     settings: Settings
     num_params: int
+    total_weight_bytes: int  # of all devices together, each weight once
     weight_bytes: int
     usable_bytes: int | None  # of a device's memory
     share: float  # of that, for weights, programs and pool together
@@ -80,13 +81,17 @@ def make_plan(
     """
     machine = Machine.of(target, gpu_share)
     settings = resolve_settings(config, model, machine, reporter)
-    sizes = dict(named_specs(FAMILIES[model.family].param_specs(model)))
+    specs: Any = FAMILIES[model.family].param_specs(model)
+    stored = settings.stored(specs)
     asked, of_a_vector = config.cache.memory_utilization, vector_bytes(model.head_dim, settings.kv_dtype)
     plan = Plan(
         target=target,
         settings=settings,
-        num_params=sum(prod(spec.shape) for spec in sizes.values()),
-        weight_bytes=sum(_share(spec, target.num_devices) for spec in sizes.values()) * settings.dtype.itemsize,
+        num_params=sum(prod(spec.shape) for _, spec in named_specs(specs)),
+        total_weight_bytes=spec_bytes(stored, settings.dtype),
+        weight_bytes=sum(
+            spec_bytes(spec, settings.dtype) // _num_parts(spec, target.num_devices) for _, spec in named_specs(stored)
+        ),
         usable_bytes=machine.memory.total if machine.memory else None,
         share=DEFAULT_UTILIZATION if asked is None else asked,
         textbook_kv_bytes=2 * model.num_layers * model.hidden_size * settings.kv_dtype.itemsize,
@@ -105,16 +110,15 @@ def make_plan(
     return replace(_with_floors(plan, sizing), sizing=sizing, programs=programs, compile_seconds=seconds)
 
 
-def _share(spec: ArraySpec, num_devices: int) -> int:
-    """Values of one device."""
-    shared = any(axis is not None and RULES[axis] is not None for axis in spec.axes)
-    return prod(spec.shape) // (num_devices if shared else 1)
+def _num_parts(spec: ArraySpec, num_devices: int) -> int:
+    """Into which the devices cut it."""
+    return num_devices if any(axis is not None and RULES[axis] is not None for axis in spec.axes) else 1
 
 
 def _with_floors(plan: Plan, sizing: Sizing) -> Plan:
     settings = plan.settings
     of_a_vector = vector_bytes(settings.model.head_dim, settings.kv_dtype)
-    floors = Floors.of(settings.model, plan.target, settings.dtype.itemsize, of_a_vector)
+    floors = Floors.of(settings.model, plan.target, settings.dtype, of_a_vector, settings.quantization)
     if floors is None:
         return plan
     context = min(CONTEXT, sizing.max_model_len)
@@ -149,7 +153,7 @@ class _Probe:
         start = time.monotonic()
         mesh = make_mesh(self._target.devices())
         specs: Any = FAMILIES[shapes.config.family].param_specs(shapes.config)
-        weights = abstract_weights(specs, self._settings, mesh)
+        weights = abstract_weights(self._settings.stored(specs, mesh), self._settings.dtype, mesh)
         found = probe_memory(shapes, weights, head_weight(weights), replicated(mesh))
         self._seconds = time.monotonic() - start
         return found

@@ -98,6 +98,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "fits": plan.problem is None,
         "compiled": plan.compiled,
         "dtype": settings.dtype.name,
+        "quantization": settings.quantization.name if settings.quantization else "none",
         "cache_dtype": settings.kv_dtype.name,
         "max_num_seqs": settings.max_num_seqs,
         "max_num_batched_tokens": settings.max_num_batched_tokens,
