@@ -1,4 +1,4 @@
-"""`quantization.quantize` in numpy: for weights on their way to a device; to compile for each shape would take longer."""
+"""`quantization.quantize` in numpy: for weights on their way to a device; compiling for each shape takes longer."""
 
 import numpy as np
 

@@ -45,7 +45,7 @@ def _largest_magnitude(x: Array) -> Array:
 
 
 def quantize_last_axis(x: Array, dtype, largest=_max_of_magnitudes) -> tuple[Array, Array]:
-    """The same with scales [..., 1]; kernels may call it. largest: float32 [..., n] -> the largest magnitudes [..., 1]"""
+    """The same with scales [..., 1]; kernels may call it. largest: x [..., n] -> the largest magnitudes [..., 1]."""
     dtype = np.dtype(dtype)
     if dtype.name not in LARGEST:
         raise ValueError(f"dtype {dtype.name}: can quantise to {', '.join(LARGEST)}")

@@ -19,8 +19,8 @@ FP8 = Quantization("fp8", "fp8_w8a8", "xla")
 NATIVE = Quantization("int8", "w8a8", "cpu_native", GROUPS)
 NAMES = ("llama-tied", "llama-biases", "gemma3")
 # In standard deviations of the logits: the largest error at a position, in the median and at most; and how far apart
-# the best two may be where another is found to be the best. Tiny models have few inputs to a sum: a real one's errors are
-# a tenth of these.
+# the best two may be where another is found to be the best. Tiny models have few inputs to a sum: a real one's errors
+# are a tenth of these.
 BOUNDS = {"w8a8": (0.2, 0.7, 0.35), "fp8_w8a8": (0.75, 2.0, 0.8)}
 
 
