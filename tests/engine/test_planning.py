@@ -77,6 +77,26 @@ def test_eight_chips_hold_an_eighth_each():
     assert found.kv_bytes == 128 * 1024  # of all together
 
 
+def test_weights_in_int8():
+    """A byte for each value of a matrix, four for the scale of each of its outputs; norms stay in bfloat16."""
+    found, plain = plan("h100", llama(), "model.quantization=int8"), plan("h100", llama())
+    norms = (2 * 32 + 1) * 4096
+    outputs = 2 * 128256 + 32 * (2 * 4096 + 2 * 1024 + 2 * 14336 + 4096)
+    assert found.num_params == plain.num_params
+    assert found.weight_bytes == 8_030_261_248 - norms + 4 * outputs + 2 * norms
+    assert found.sizing.pool.num_bytes > plain.sizing.pool.num_bytes + 7 * GIB
+    embeddings = 128256 * (4096 + 4)
+    assert found.decode[1].bandwidth == pytest.approx((found.weight_bytes - embeddings + 2048 * 131072) / 3352e9)
+    attention = 4 * 2048 * 32 * 128 * 32 / 989e12  # in bfloat16, the rest at twice that rate
+    assert found.decode[1].arithmetic == pytest.approx(
+        (plain.decode[1].arithmetic - attention) / (1979 / 989) + attention
+    )
+    assert as_json(found)["quantization"] == "int8"
+    eighth = plan("tpu-v5e-8", llama(), "model.quantization=int8")
+    shared = 32 * (4096 + 4096)  # scales of outputs that no device shares: o and down
+    assert eighth.weight_bytes == (8_030_261_248 - norms + 4 * (outputs - shared)) // 8 + 4 * shared + 2 * norms
+
+
 def test_a_llama_70b_needs_more_than_one_card():
     """80 layers of 8192: 70.6e9 parameters, 141 GB in bfloat16."""
     values = llama(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests import tiny_models
+from xlaserve.layers.quantized import Quantization
 from xlaserve.models.config import parse_config
 from xlaserve.models.kv_spec import kv_specs
 from xlaserve.models.loader import load_params
@@ -23,12 +24,15 @@ BLOCK, WIDTH, ROWS = 4, 16, 3
 CHUNKS = (1, 3, 4, 8, 16, 17)
 
 
-def make_runner(name: str, num_devices: int = 1) -> ModelRunner:
+def make_runner(name: str, num_devices: int = 1, quantization: Quantization | None = None) -> ModelRunner:
     mesh = make_mesh(jax.devices()[:num_devices])
     checkpoint = SafetensorsFolder(tiny_models.folder(name))
     config = parse_config(checkpoint.config, checkpoint.where)
+    specs = FAMILIES[config.family].param_specs(config)
+    if quantization is not None:
+        specs = quantization.stored(specs, np.dtype(np.float32), mesh)
     params = load_params(
-        FAMILIES[config.family].param_specs(config), checkpoint, dtype=np.dtype(np.float32),
+        specs, checkpoint, dtype=np.dtype(np.float32),
         place=lambda array, spec: jax.device_put(array, sharding_of(mesh, spec.axes)), on_progress=lambda *_: None,
     )  # fmt: skip
     float32 = np.dtype(np.float32)

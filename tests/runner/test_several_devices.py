@@ -5,9 +5,11 @@ import subprocess
 import sys
 
 SCRIPT = """
+import pickle
 import numpy as np, jax
 from tests.runner.test_model_runner import PROMPT, chunks_of, make_runner, reset, step
 from xlaserve.runner.commands import CopyBlocks, RowTokens
+from xlaserve.layers.quantized import Quantization
 from xlaserve.runner.program_memory import tree_bytes
 
 def trace(num_devices):
@@ -25,6 +27,18 @@ def trace(num_devices):
         found.append(step(runner, RowTokens(row, num_tokens + 4, 1, (7,)), sampled=(row,)))
     kinds = {len(pool.pages.sharding.device_set) for pool in runner._kv_caches}
     return found, kinds, tree_bytes(runner._weights[0].params), tree_bytes(runner._kv_caches), runner._weights[0].params
+
+def tied(num_devices):
+    runner = make_runner("llama-tied", num_devices, Quantization("int8_weight_only", "w8a16", "xla"))
+    reset(runner, 0)
+    params = runner._weights[0].params
+    tree = jax.tree.structure(params)
+    assert pickle.loads(pickle.dumps(tree)) == tree  # as bundles keep it
+    return step(runner, *chunks_of(0, PROMPT, 48), sampled=(0,)), tree_bytes(params.model.embed_tokens)
+
+one, two = tied(1), tied(2)  # embeddings and head are one array, cut by rows
+np.testing.assert_allclose(two[0].top_logprobs, one[0].top_logprobs, atol=1e-4)
+assert two[1] == one[1] / 2
 
 alone, shared = trace(1), trace(2)
 for one, two in zip(alone[0], shared[0], strict=True):
