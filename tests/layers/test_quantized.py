@@ -96,7 +96,7 @@ def test_eight_devices_compute_the_same_with_one_collective():
         "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}", "JAX_PLATFORMS": "cpu"
     }  # fmt: skip
     shown = subprocess.run(
-        [sys.executable, "-m", __name__], env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "-m", __name__], env=environment, capture_output=True, text=True, timeout=240
     )
     assert (shown.stdout.split(), shown.returncode) == ([str(DEVICES)], 0), shown.stderr
 

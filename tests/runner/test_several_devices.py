@@ -52,5 +52,5 @@ print(alone[1], shared[1], shared[3] / alone[3], layer(shared[4]) / layer(alone[
 
 def test_two_devices_sample_what_one_does():
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=2", "JAX_PLATFORMS": "cpu"}
-    shown = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=240)
+    shown = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=480)
     assert (shown.stdout.split(), shown.returncode) == (["{1}", "{2}", "0.5", "0.5", "True"], 0), shown.stderr

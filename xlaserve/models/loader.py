@@ -58,9 +58,8 @@ def _load_quantized(
     """From the stored precision, not rounded in between."""
     parts: Any = spec.weight
     values, scales = quantize_on_host(checkpoint.read(name), parts.values.dtype)
-    return spec.replace(
-        weight=dataclasses.replace(parts, values=place(values, parts.values), scales=place(scales, parts.scales))
-    )
+    placed = dataclasses.replace(parts, values=place(values, parts.values), scales=place(scales, parts.scales))
+    return dataclasses.replace(spec, weight=placed)
 
 
 def check_tensors(specs: Any, checkpoint: Checkpoint) -> None:

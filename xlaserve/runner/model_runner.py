@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from xlaserve.layers.quantized import QuantizedArray
 from xlaserve.models.registry import head_weight
 from xlaserve.runner.body import pack_body
 from xlaserve.runner.buckets import Buckets, BucketUse
@@ -42,7 +43,7 @@ from xlaserve.runner.row_state import mask_words, pack_reset, pack_rules
 @dataclass(frozen=True)
 class _Weights:
     params: Any
-    head: Array  # [V, D]
+    head: Array | QuantizedArray  # [V, D]
 
 
 class ModelRunner:
