@@ -27,9 +27,12 @@ SETTINGS = ["scheduler.max_num_seqs=128", "scheduler.max_num_batched_tokens=1024
 def build(monkeypatch):
     """build(target, kinds or keys): compiles the largest of each kind; (its Deployment, sharding, programs)."""
 
-    def build(name: str, *wanted: str | tuple, num_layers: int = LAYERS):
+    def build(name: str, *wanted: str | tuple, num_layers: int = LAYERS, quantization: str = "none"):
         monkeypatch.setattr(deployment, "parse_config", lambda *_: read_config(num_layers=num_layers))
-        config = load_config(None, [f"model.source=random:{LLAMA_8B}", f"cache.num_blocks={BLOCKS}", *SETTINGS])
+        source = f"model.source=random:{LLAMA_8B}"
+        config = load_config(
+            None, [source, f"model.quantization={quantization}", f"cache.num_blocks={BLOCKS}", *SETTINGS]
+        )
         target = find_target(name)
         mesh = make_mesh(target.devices())
         decided = deployment.decide(config, Machine.of(target, 0.75), mesh, Path(), RecordingReporter())
@@ -77,3 +80,17 @@ def test_for_eight_tpus_each_has_its_share(build, tmp_path):
     embeddings = 128256 * 4096 * 2 // 8
     assert memory["body"]["arguments"] == pytest.approx(LAYERS * layer + embeddings + pools, rel=0.02)
     assert memory["body"]["temporaries"] < 128 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [("tpu-v5e-8", "int8"), ("h100x2", "fp8"), ("a100", "int8_weight_only")],
+)
+def test_quantised_weights(build, tmp_path, name, quantization):
+    """Embeddings, layers and head, on one device and shared: the bundle can be written and names the way."""
+    decided, sharding, programs = build(name, "body", ("sample", (4, True)), num_layers=1, quantization=quantization)
+    save_bundle(tmp_path / "bundle", manifest_of(decided.sizing.shapes, sharding), programs)
+    assert read_manifest(tmp_path / "bundle").shapes["quantization"]["name"] == quantization
+    plain = decided.model.config.vocab_size * decided.model.config.hidden_size * 2 / decided.settings.num_devices
+    found = programs["sample", (4, True)].memory_analysis()
+    assert found.argument_size_in_bytes < 0.6 * plain
