@@ -90,7 +90,7 @@ def step_seconds(runner: ModelRunner, lengths: list[int]) -> list[float]:
     for step in range(WARM_UP + STEPS):
         start = time.perf_counter()
         tokens = tuple(RowTokens(row, lengths[row] + step, 1, None) for row in rows)
-        runner.execute(Body(tokens, (), outputs=tuple(rows), num_samples=len(rows)))
+        runner.execute(Body(tokens, (), outputs=tuple(rows)))
         future = runner.execute(Sample(tuple(SampleRow(row, row, lengths[row] + step) for row in rows), False))
         assert future is not None
         future.result()

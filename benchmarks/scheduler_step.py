@@ -18,6 +18,7 @@ from xlaserve.cli.engine import calm_garbage_collector
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.core.update import update
 from xlaserve.runner.commands import Sample, SampleRow
 from xlaserve.sampling_params import SamplingParams
 
@@ -77,7 +78,7 @@ def measure(num_running: int, num_waiting: int, num_steps: int) -> dict[str, dic
             command = Sample(rows, want_logprobs=False)
             done = device.execute(command)
             assert done
-            updating.time(scheduler.update, in_flight, done.result())
+            updating.time(update, scheduler, in_flight, done.result())
         in_flight = output
     assert len(scheduler.running) > 0.95 * num_running
     return {"schedule": scheduling.summary(), "update": updating.summary()}

@@ -15,7 +15,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
     for request in scheduler.running:
         assert request.status is RequestStatus.RUNNING
         needed = -(-request.num_computed_tokens // scheduler.block_manager.block_size)
-        assert all(len(table) == needed for table in request.block_tables)
+        most = -(-(request.num_computed_tokens + request.num_drafts) // scheduler.block_manager.block_size)
+        assert all(needed <= len(table) <= most for table in request.block_tables)
         assert request.num_published_blocks <= needed
         assert request.num_computed_tokens <= request.num_tokens <= request.max_total_tokens
     for request in itertools.chain(scheduler.waiting, scheduler.held):

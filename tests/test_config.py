@@ -41,6 +41,10 @@ def test_a_key_that_stands_twice_is_refused(tmp_path, text):
         ("scheduler.policy=lifo", "'fcfs', 'priority' or 'fair'"),
         ("scheduler.long_prefill_token_threshold=0", "scheduler.long_prefill_token_threshold is '0'"),
         ("server.max_waiting_tokens=0", "server.max_waiting_tokens is '0'"),
+        ("speculative.method=eagle", "speculative.method is 'eagle': Input should be 'ngram'"),
+        ("speculative.num_speculative_tokens=0", "speculative.num_speculative_tokens is '0'"),
+        ("speculative.num_drafts=2", "unknown key 'speculative.num_drafts'"),
+        ("speculative={prompt_lookup_min: 4, prompt_lookup_max: 3}", "prompt_lookup_min (4) is more than"),
         ("a..b=1", "unknown key 'a'"),
         ("nonsense", "section.key=value"),
         ("=1", "section.key=value"),
@@ -124,3 +128,31 @@ def test_models_on_demand_share_a_memory_that_must_be_given():
     with pytest.raises(ConfigError, match=r"models.b.on_demand: say by server.models_memory"):
         load_config(None, demand)
     assert load_config(None, [*demand, "server.models_memory=1GiB"]).models["b"].on_demand
+
+
+@pytest.mark.parametrize(
+    ("section", "lookup", "num_drafts"),
+    [
+        ("{}", (3, 5), 0),
+        ("{num_speculative_tokens: 4}", (3, 5), 0),
+        ("{method: ngram}", (3, 5), 7),
+        ("{method: ngram, num_speculative_tokens: 4, prompt_lookup_min: 2}", (2, 5), 4),
+        ("{method: ngram, prompt_lookup_min: 9}", (9, 9), 7),
+        ("{method: ngram, prompt_lookup_max: 2}", (2, 2), 7),
+        ('{"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 8}', (1, 8), 7),
+    ],
+)
+def test_what_is_left_open_of_speculation(section, lookup, num_drafts):
+    found = load_config(None, [f"speculative={section}"]).speculative
+    assert (found.lookup, found.num_drafts) == (lookup, num_drafts)
+
+
+def test_each_of_several_models_may_have_drafts():
+    model = {"model": {"source": "demo"}, "cache": {"memory": 2**20}}
+    config = Config.model_validate(
+        {
+            "models": {"a": model | {"speculative": {"num_speculative_tokens": 3}}, "b": model},
+            "speculative": {"method": "ngram"},
+        }
+    )
+    assert [each.speculative.num_drafts for each in config.deployments()] == [3, 7]

@@ -22,6 +22,7 @@ LAYERS = {
     "xlaserve.sampling_params": 1,
     "xlaserve.scheduling_params": 1,
     "xlaserve.sharding": 1,
+    "xlaserve.speculative_config": 1,
     "xlaserve.targets": 1,
     "xlaserve.core": 2,
     "xlaserve.layers": 3,

@@ -16,14 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from xlaserve.config import PolicyName
-from xlaserve.core.block_manager import NULL_BLOCK, BlockManager, GroupSpec
-from xlaserve.core.host_pool import HostTier
-from xlaserve.core.policy import make_policy
-from xlaserve.core.scheduler import Scheduler
-from xlaserve.engine.llm_engine import LLMEngine
+from xlaserve.core.block_manager import NULL_BLOCK
 from xlaserve.runner.buckets import BucketUse
 from xlaserve.runner.commands import (
+    NO_DRAFT,
     Body,
     Command,
     CopyBlocks,
@@ -37,6 +33,7 @@ from xlaserve.runner.commands import (
     RestoreBlocks,
     Sample,
     SampleResult,
+    SampleRow,
     Sleep,
     Wake,
 )
@@ -152,9 +149,11 @@ class ToyRunner:
         not_ok: Callable[[Sequence[int]], bool] = lambda context: False,
         windows: Sequence[int | None] = (),
         max_outputs: int | None = None,
+        has_drafts: bool = False,
     ):
         self.num_blocks = list(num_blocks)
         self.bucket_use = BucketUse()
+        self.has_drafts = has_drafts  # a row may go back to where the first of them was wrong
         self.windows = list(windows) or [None] * len(self.num_blocks)
         self.block_size = block_size
         self.max_num_seqs = max_num_seqs
@@ -276,7 +275,9 @@ class ToyRunner:
         for group, row, column, block in command.table_deltas:
             self._tables[group][row, column] = block
         for row in command.rows:
-            self._check(self._computed[row.row] in (None, row.start), f"row {row.row} goes on at {row.start}")
+            computed = self._computed[row.row]
+            fine = computed in (None, row.start) or (self.has_drafts and row.start < computed)
+            self._check(fine, f"row {row.row} goes on at {row.start}, not {computed}")
             token_ids = (self._last_tokens[row.row],) if row.token_ids is None else row.token_ids
             self._check(len(token_ids) == row.num_tokens, f"row {row.row}: {len(token_ids)} ids")
             for position, token in enumerate(token_ids, row.start):
@@ -289,7 +290,6 @@ class ToyRunner:
             None if (context := contexts[row]) is None else context[:end]
             for row, end in (tokens[output] for output in command.outputs)
         ]
-        self._num_samples = command.num_samples
 
     def _write(self, row: int, position: int, token: int) -> None:
         column, offset = divmod(position, self.block_size)
@@ -317,15 +317,18 @@ class ToyRunner:
 
     def _sample(self, command: Sample) -> ToyFuture:
         tokens, ok = [], []
-        self._check(len(command.rows) <= self._num_samples, "num_samples")
-        masks = dict(command.masks)
+        self._check(len(command.rows) <= self.max_outputs, "samples")
+        masks, counts = dict(command.masks), True
         for index, row in enumerate(command.rows):
             context = self._hidden[row.hidden_row]
             token = WRONG if context is None else self._token_after(context, row.row, row.position)
             token = first_allowed(token, masks[index], self.vocab_size) if index in masks else token
-            tokens.append(self._keep_rules(row.row, row.position, token, context))
+            counts = row.draft == NO_DRAFT or (counts and row.draft == tokens[-1])
+            tokens.append(self._keep_rules(row, token, context, counts))
             ok.append(context is None or not self.not_ok(context))
-            self._last_tokens[row.row] = tokens[-1]
+            if counts:
+                self._last_tokens[row.row] = tokens[-1] if row.draft == NO_DRAFT else POISON
+                self._computed[row.row] = row.position
         self._device_free_at = max(time.monotonic(), self._device_free_at) + self.step_seconds
         self._count("result")
         arriving, self._arriving = self._arriving, {}
@@ -342,17 +345,18 @@ class ToyRunner:
     def _toy_hidden(self, hidden_row: int) -> np.ndarray:
         return toy_hidden(self._hidden[hidden_row] or [WRONG], self._version)
 
-    def _keep_rules(self, row: int, position: int, token: int, context: list[int] | None) -> int:
-        """The token, or the next one that the row's rules allow, by their sets alone; and counts it."""
-        rules = self._rows[row].rules
+    def _keep_rules(self, row: SampleRow, token: int, context: list[int] | None, counts: bool) -> int:
+        """The token, or the next one that the row's rules allow, by their sets alone; counts it if it is to count."""
+        rules = self._rows[row.row].rules
         if rules is None:
             return token
-        seen = self._seen[row]
-        self._check(context in (None, seen), f"row {row} has counted {seen}, not {context}")
-        banned = {*rules.forbidden, *(rules.stop_ids if position < rules.first_stop else ())}
+        seen = self._seen[row.row]
+        self._check(not counts or context in (None, seen), f"row {row} has counted {seen}, not {context}")
+        banned = {*rules.forbidden, *(rules.stop_ids if row.position < rules.first_stop else ())}
         allowed = [t not in banned and (rules.allowed is None or t in rules.allowed) for t in range(self.vocab_size)]
         token = token if token == WRONG else next_allowed(token, np.array(allowed))
-        seen.append(token)
+        if counts:
+            seen.append(token)
         return token
 
     def _token_after(self, context: list[int], row: int, position: int) -> int:
@@ -372,29 +376,3 @@ class ToyRunner:
         if not want_logprobs:
             ids, logprobs = np.zeros_like(ids), np.zeros_like(logprobs)
         return SampleResult(np.array(tokens, np.int32), np.array(ok, bool), logprobs[:, 0], ids, logprobs)
-
-
-def make_engine(
-    num_blocks: Sequence[int] = (65,),
-    *,
-    block_size: int = 4,
-    max_num_seqs: int = 4,
-    max_num_batched_tokens: int = 16,
-    async_scheduling: bool = True,
-    prefix_caching: bool = True,
-    policy: PolicyName = "fcfs",
-    host_slots: int = 0,
-    host_min_tokens: int = 1,
-    host_step_blocks: int = 100,
-    **runner_options,
-) -> tuple[LLMEngine, ToyRunner]:
-    """An engine over a ToyRunner. num_blocks: per layer group, the null block included; host_slots: of each group."""
-    sizes: dict[str, Any] = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    runner = ToyRunner(num_blocks, block_size=block_size, **sizes, **runner_options)
-    groups = [GroupSpec(n, window) for n, window in zip(num_blocks, runner.windows, strict=True)]
-    host = HostTier((host_slots,) * len(groups), host_min_tokens, host_step_blocks) if host_slots else None
-    manager = BlockManager(
-        groups, block_size, max_step_tokens=max_num_batched_tokens, prefix_caching=prefix_caching, host=host
-    )
-    scheduler = Scheduler(manager, **sizes, policy=make_policy(policy), max_outputs=runner.max_outputs)
-    return LLMEngine(scheduler, runner, async_scheduling=async_scheduling), runner

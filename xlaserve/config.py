@@ -24,6 +24,7 @@ from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 
 from xlaserve.errors import ConfigError
+from xlaserve.speculative_config import SpeculativeSection
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -195,10 +196,11 @@ class ServedModelSection(_Section):
     on_demand: bool = False  # loaded by its first request, and sent away when others need its memory
     cache: CacheSection = CacheSection()
     scheduler: SchedulerSection = SchedulerSection()
+    speculative: SpeculativeSection = SpeculativeSection()
     kernels: KernelsSection = KernelsSection()
     compile: CompileSection = CompileSection()
 
-    @field_validator("cache", "scheduler", "kernels", "compile", mode="before")
+    @field_validator("cache", "scheduler", "speculative", "kernels", "compile", mode="before")
     @classmethod
     def _null_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value
@@ -212,12 +214,15 @@ class Config(_Section):
     models: dict[ServedName, ServedModelSection] = {}  # several in place of one, by the names they are served under
     cache: CacheSection = CacheSection()
     scheduler: SchedulerSection = SchedulerSection()
+    speculative: SpeculativeSection = SpeculativeSection()
     kernels: KernelsSection = KernelsSection()
     compile: CompileSection = CompileSection()
     server: ServerSection = ServerSection()
     seed: int = 0  # of random weights
 
-    @field_validator("model", "models", "cache", "scheduler", "kernels", "compile", "server", mode="before")
+    @field_validator(
+        "model", "models", "cache", "scheduler", "speculative", "kernels", "compile", "server", mode="before"
+    )
     @classmethod
     def _null_is_empty(cls, value: Any) -> Any:
         return {} if value is None else value  # what YAML makes of a section that holds only comments
@@ -253,7 +258,7 @@ class Config(_Section):
 
     def _deployment(self, name: str) -> "Config":
         sections = {}
-        for key in ("model", "cache", "scheduler", "kernels", "compile"):
+        for key in ("model", "cache", "scheduler", "speculative", "kernels", "compile"):
             own = getattr(self.models[name], key)
             values = {field: getattr(own, field) for field in own.model_fields_set}
             if values.keys() & set(POOL_SIZE_KEYS):  # of which one replaces another

@@ -8,7 +8,7 @@ pytest.importorskip("matplotlib")
 
 from benchmarks import memory_pictures
 from benchmarks.memory_recorder import Arrival, record
-from tests.toy_runner import make_engine
+from tests.toy_engine import make_engine
 from tests.toys import byte_tokenizer
 from xlaserve.engine.model_info import ModelInfo
 from xlaserve.engine.service import GenerationService

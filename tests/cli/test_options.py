@@ -48,3 +48,13 @@ def test_an_option_for_the_pools_dtype(tmp_path):
     file.write_text("cache:\n  dtype: bfloat16\n")
     assert cache_section(file).dtype == "bfloat16"
     assert cache_section(file, kv_cache_dtype="fp8").dtype == "fp8"
+
+
+def test_speculation_as_vllm_writes_it(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("speculative:\n  prompt_lookup_min: 2\n")
+    asked = '{"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4}'
+    found = resolve_config(file, *[None, ()], *[None] * 6, speculative_config=asked).speculative
+    assert (found.method, found.num_drafts, found.lookup) == ("ngram", 5, (3, 4)), "in place of the whole section"
+    with pytest.raises(ConfigError, match=r"unknown key 'speculative.model'"):
+        resolve_config(file, *[None, ()], *[None] * 6, speculative_config='{"model": "x"}')

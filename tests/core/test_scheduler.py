@@ -9,6 +9,7 @@ from tests.integrity import check_scheduler
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.request import Request, RequestStatus
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.core.update import update
 from xlaserve.runner.commands import SampleResult
 from xlaserve.sampling_params import SamplingParams
 
@@ -52,7 +53,7 @@ def result_of(output, token=7, ok=True):
 def step(scheduler: Scheduler, token=7, ok=True):
     """One synchronous step; returns (scheduler output, engine outputs)."""
     output = scheduler.schedule()
-    outputs = scheduler.update(output, result_of(output, token, ok))
+    outputs = update(scheduler, output, result_of(output, token, ok))
     check_scheduler(scheduler)
     return output, outputs
 
@@ -80,8 +81,8 @@ def test_token_in_flight_is_scheduled_without_its_id_and_needs_no_waiting():
     assert second.rows[0].token_ids is None
     assert spans(second) == [(0, 3, 1)]
     assert request.num_in_flight == 2
-    assert [o.token_ids for o in scheduler.update(first, result_of(first, 7))] == [(7,)]
-    assert [o.token_ids for o in scheduler.update(second, result_of(second, 8))] == [(8,)]
+    assert [o.token_ids for o in update(scheduler, first, result_of(first, 7))] == [(7,)]
+    assert [o.token_ids for o in update(scheduler, second, result_of(second, 8))] == [(8,)]
     assert request.output_ids == [7, 8]
 
 
@@ -120,7 +121,7 @@ def test_request_at_its_limit_waits_for_its_tokens():
     request = add(scheduler, prompt_len=3, max_tokens=2)
     outputs = [scheduler.schedule() for _ in range(4)]
     assert [len(output.rows) for output in outputs] == [1, 1, 0, 0]
-    delivered = [o for output in outputs for o in scheduler.update(output, result_of(output))]
+    delivered = [o for output in outputs for o in update(scheduler, output, result_of(output))]
     assert [o.finish_reason for o in delivered] == [None, "length"]
     assert request.finish_reason == "length"
 
@@ -129,9 +130,9 @@ def test_late_token_of_a_finished_request_is_dropped():
     scheduler = make_scheduler()
     request = add(scheduler, prompt_len=3, max_tokens=9)
     first, second = scheduler.schedule(), scheduler.schedule()
-    (output,) = scheduler.update(first, result_of(first, EOS))
+    (output,) = update(scheduler, first, result_of(first, EOS))
     assert (output.token_ids, output.finish_reason, output.stop_reason) == ((EOS,), "stop", None)
-    assert scheduler.update(second, result_of(second)) == []
+    assert update(scheduler, second, result_of(second)) == []
     assert request.output_ids == [EOS]
     assert not scheduler.has_requests
     check_scheduler(scheduler)
@@ -150,7 +151,7 @@ def test_non_finite_row_ends_its_request_alone():
     output = scheduler.schedule()
     result = result_of(output)
     result.ok[bad.row] = False
-    first, second = scheduler.update(output, result)
+    first, second = update(scheduler, output, result)
     assert (first.request_id, first.finish_reason, first.token_ids) == ("bad", "error", ())
     assert "not finite" in (first.error or "")
     assert (second.request_id, second.finish_reason, second.token_ids) == ("good", None, (7,))
@@ -223,7 +224,7 @@ def test_token_in_flight_at_a_preemption_is_kept_and_waited_for():
     old, young, outputs = launch_until_an_older_request_preempts(scheduler)
     assert young.num_in_flight == 1
     for token, output in enumerate(outputs):
-        scheduler.update(output, result_of(output, token))
+        update(scheduler, output, result_of(output, token))
     check_scheduler(scheduler)
     assert young.output_ids == [7]
     assert (young.num_in_flight, young.status) == (0, RequestStatus.WAITING)
@@ -239,7 +240,7 @@ def test_preempted_request_is_not_admitted_before_its_token_is_back():
     scheduler.finish(old, "abort")
     assert scheduler.schedule().rows == []
     for output in outputs:
-        scheduler.update(output, result_of(output))
+        update(scheduler, output, result_of(output))
     assert scheduler.schedule().admitted == [young]
 
 
@@ -247,7 +248,7 @@ def test_preempted_request_can_finish_by_its_late_token():
     scheduler = make_scheduler(num_blocks=1 + 4, rows=2, budget=2)
     _, young, outputs = launch_until_an_older_request_preempts(scheduler)
     for output in outputs:
-        scheduler.update(output, result_of(output, EOS))
+        update(scheduler, output, result_of(output, EOS))
     assert young.finish_reason == "stop"
     assert not scheduler.has_requests
     check_scheduler(scheduler)
@@ -257,7 +258,7 @@ def test_restart_requeues_in_order_and_forgets_what_was_in_flight():
     scheduler = make_scheduler(rows=2)
     first, second, third = (add(scheduler, 3, name=name) for name in "abc")
     output = scheduler.schedule()
-    scheduler.update(output, result_of(output, token=5))
+    update(scheduler, output, result_of(output, token=5))
     scheduler.schedule()
     scheduler.restart()
     check_scheduler(scheduler)
@@ -287,7 +288,7 @@ def test_long_request_beside_endless_short_ones_finishes_soon(depth):
         assert in_flight[-1].num_tokens <= scheduler.max_num_batched_tokens
         while len(in_flight) > depth:
             output = in_flight.pop(0)
-            scheduler.update(output, result_of(output))
+            update(scheduler, output, result_of(output))
         check_scheduler(scheduler)
         order = [born[request] for request in scheduler.requests()]
         assert order == sorted(order), "a younger request has overtaken an older one"

@@ -10,6 +10,7 @@ from tests.integrity import check_scheduler
 from xlaserve.core.policy import MAX_DISPLACED, Fair, make_policy
 from xlaserve.core.request import Request, RequestStatus
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.core.update import update
 from xlaserve.sampling_params import SamplingParams
 
 
@@ -60,7 +61,7 @@ def test_each_tenant_is_served_by_its_weight_whatever_it_sends(weights, num_bloc
             waiting[request.tenant] -= request.num_preemptions == 0
         for row in output.rows:
             served[row.request.tenant] += row.num_tokens
-        scheduler.update(output, result_of(output))
+        update(scheduler, output, result_of(output))
     share = served["light"] / served.total()
     expected = weights["light"] / sum(weights.values())
     assert abs(share / expected - 1) < 0.1
@@ -78,7 +79,7 @@ def test_first_come_first_served_would_not_be_fair():
         output = scheduler.schedule()
         for row in output.rows:
             served[row.request.tenant] += row.num_tokens
-        scheduler.update(output, result_of(output))
+        update(scheduler, output, result_of(output))
     assert served["light"] / served.total() < 0.1
 
 
@@ -103,7 +104,7 @@ def test_everybody_finishes_soon_in_a_pool_that_is_too_small(name, depth):
         assert in_flight[-1].num_tokens <= scheduler.max_num_batched_tokens
         while len(in_flight) > depth:
             output = in_flight.pop(0)
-            scheduler.update(output, result_of(output))
+            update(scheduler, output, result_of(output))
         check_scheduler(scheduler)
         assert all(now - born[request] < 300 for request in scheduler.requests())
         assert all(request.num_preemptions <= 6 for request in scheduler.requests())

@@ -20,7 +20,8 @@ from tests.engine.test_llm_engine import (
     run,
     with_forks,
 )
-from tests.toy_runner import first_allowed, make_engine, toy_token
+from tests.toy_engine import make_engine
+from tests.toy_runner import first_allowed, toy_token
 from xlaserve.core.constraint import AllOf, ConstraintFailed
 from xlaserve.core.request import Request
 

@@ -3,7 +3,8 @@
 import pytest
 
 from tests.engine.test_llm_engine import BOTH_CLOCKS, VOCAB, Collected, make_request, with_forks
-from tests.toy_runner import make_engine, toy_output
+from tests.toy_engine import make_engine
+from tests.toy_runner import toy_output
 
 
 @BOTH_CLOCKS

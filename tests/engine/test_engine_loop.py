@@ -7,7 +7,8 @@ import time
 import numpy as np
 import pytest
 
-from tests.toy_runner import ToyRunner, make_engine, toy_output
+from tests.toy_engine import make_engine
+from tests.toy_runner import ToyRunner, toy_output
 from xlaserve.core.outputs import EngineOutput, TokenLogprobs
 from xlaserve.core.reading import Pooled
 from xlaserve.core.request import Request

@@ -14,7 +14,8 @@ from tests.engine.test_llm_engine import (
     with_forks,
 )
 from tests.integrity import check_scheduler
-from tests.toy_runner import make_engine
+from tests.toy_drafts import eager
+from tests.toy_engine import make_engine
 
 requests_strategy = st.tuples(
     st.integers(1, 25),  # prompt length
@@ -48,11 +49,13 @@ traces = st.lists(
     budget=st.sampled_from([1, 3, 4, 8, 17]),
     async_scheduling=st.booleans(),
     fail_at=st.sets(st.tuples(st.sampled_from(["body", "sample", "result"]), st.integers(0, 30)), max_size=2),
+    drafts=st.sampled_from([None, None, 0.3, 0.8, 1.0]),
 )
 def test_every_request_gives_what_it_gives_alone(
-    trace, num_blocks, window, prefix_caching, host_slots, block_size, rows, budget, async_scheduling, fail_at
+    trace, num_blocks, window, prefix_caching, host_slots, block_size, rows, budget, async_scheduling, fail_at, drafts
 ):
-    """Whatever the pool, the chunks, the batch-mates, what is cached, forks, preemptions, aborts and failed steps."""
+    """Whatever the pool, the chunks, the batch-mates, what is cached, forks, preemptions, aborts, failed steps and
+    drafts, of which this part is right."""
     vocab_size = 20  # small: EOS is met often
     host = {"host_slots": host_slots, "host_min_tokens": 1 + host_slots % 3, "host_step_blocks": 1 + host_slots // 4}
     engine, runner = make_engine(
@@ -66,6 +69,8 @@ def test_every_request_gives_what_it_gives_alone(
         async_scheduling=async_scheduling,
         vocab_size=vocab_size,
         fail_at=fail_at,
+        speculation=None if drafts is None else eager(drafts, num_tokens=1 + budget % 5, vocab_size=vocab_size),
+        max_outputs=rows if drafts is None else rows + budget,
     )
     capacity = engine.scheduler.block_manager.capacity
     collected, requests = Collected(), []
@@ -81,6 +86,8 @@ def test_every_request_gives_what_it_gives_alone(
             number = len(requests)
             prompt_ids = [(7 * family + i) % vocab_size for i in range(min(prompt_len, capacity - 1))]
             options: dict[str, Any] = {"temperature": temperature, "seed": number, "stop_ids": {0} if has_eos else ()}
+            if number % 3 == 1:
+                options["presence_penalty"] = 1.0  # has the runner check what it has counted
             if read == "scores":
                 options["prompt_logprobs"] = number % 4
             elif read != "nothing":

@@ -1,7 +1,7 @@
 """The engine with a host tier over the toy runner; tests/engine/test_llm_engine.py draws one at random too."""
 
 from tests.engine.test_llm_engine import check_idle, expected_output, make_request, run
-from tests.toy_runner import make_engine
+from tests.toy_engine import make_engine
 
 
 def test_blocks_brought_back_from_the_host_also_after_the_device_was_lost():

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.integrity import check_scheduler
-from tests.toy_runner import WRONG, ToyRunner, make_engine, toy_hidden, toy_output, toy_score
+from tests.toy_engine import make_engine
+from tests.toy_runner import WRONG, ToyRunner, toy_hidden, toy_output, toy_score
 from xlaserve.core.outputs import EngineOutput, TokenLogprobs
 from xlaserve.core.reading import Pooled, Pooling, PromptRead, PromptScores, Scoring, make_reading
 from xlaserve.core.request import Request, RequestStatus

@@ -15,7 +15,8 @@ from tests.engine.test_llm_engine import (
     run,
     with_forks,
 )
-from tests.toy_runner import make_engine, next_allowed, toy_token
+from tests.toy_engine import make_engine
+from tests.toy_runner import next_allowed, toy_token
 from xlaserve.core.request import Request
 from xlaserve.engine.logit_rules import logit_rules
 from xlaserve.runner.commands import LogitRules

@@ -8,12 +8,13 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.toy_runner import make_engine
+from tests.toy_drafts import eager
+from tests.toy_engine import make_engine
 from xlaserve.core.request import Request
 from xlaserve.engine.engine_loop import EngineLoop
 from xlaserve.engine.histogram import Histogram
 from xlaserve.engine.metrics import EngineMetrics
-from xlaserve.engine.startup import Span, StartupFacts
+from xlaserve.engine.startup import NOT_MEASURED, Span, StartupFacts
 from xlaserve.sampling_params import SamplingParams
 
 
@@ -184,3 +185,21 @@ def test_the_histogram_says_what_prometheus_own_does():
     lines = generate_latest(theirs).decode().splitlines()
     created = [line for line in lines if "created" in line]  # when the process began to count
     assert generate_latest(ours).decode().splitlines() == [line for line in lines if line not in created]
+
+
+def test_drafts_are_counted_by_vllms_names():
+    engine, _ = make_engine(speculation=eager(0.8, num_tokens=3), max_outputs=64, max_num_batched_tokens=64)
+    metrics = EngineMetrics("toy", engine, NOT_MEASURED)
+    found = Scraped(metrics)
+    names = [f"spec_decode_num_{name}_total" for name in ("drafts", "draft_tokens", "accepted_tokens")]
+    places = [("spec_decode_num_accepted_tokens_per_pos_total", place) for place in "012"]
+    assert [found[name] for name in [*names, *places]] == [0] * 6
+    engine.add_request(make_request("one", 3, 30))
+    while engine.has_work:
+        engine.step()
+    found = Scraped(metrics)
+    drafts, tokens, accepted = (found[name] for name in names)
+    assert drafts < accepted < tokens <= 3 * drafts
+    first, second, third = (found[place] for place in places)
+    assert drafts > first > second > third > 0
+    assert first + second + third == accepted

@@ -10,7 +10,8 @@ import pytest
 
 from tests.engine.test_engine_loop import make_request, read_all, wait_until
 from tests.server.toy_service import make_toy_service
-from tests.toy_runner import make_engine, toy_output
+from tests.toy_engine import make_engine
+from tests.toy_runner import toy_output
 from tests.toy_store import ToyStore
 from xlaserve.engine.engine_loop import EngineLoop
 from xlaserve.engine.metrics import EngineMetrics

@@ -16,7 +16,7 @@ from tests.engine.test_llm_engine import (
     with_forks,
 )
 from tests.integrity import check_scheduler
-from tests.toy_runner import make_engine
+from tests.toy_engine import make_engine
 from xlaserve.core.reading import PromptScores
 
 

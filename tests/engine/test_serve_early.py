@@ -95,22 +95,21 @@ def test_the_same_ids_before_between_and_after(cache_dir, gates):
     assert llm.service.late.status().failed == ()
 
 
-def test_a_body_that_returns_fewer_rows_waits_for_its_heads(cache_dir, gates, monkeypatch):
-    """With five rows there are heads for four and for five; the body of 8 tokens is the first that has one for each."""
+def test_bodies_and_heads_wait_for_nothing_of_each_other(cache_dir, gates, monkeypatch):
+    """With five rows there are heads for four and for five, which take what any body returns."""
     monkeypatch.setattr("xlaserve.engine.build.num_threads", lambda: 4)
     with early(cache_dir, scheduler__max_num_seqs=5, scheduler__max_num_batched_tokens=8) as llm:
-        assert runner_of(llm).buckets.tokens == (8,)
+        assert (runner_of(llm).buckets.tokens, runner_of(llm).buckets.outputs) == ((8,), (5,))
         assert ids(llm.generate(prompts(LENGTHS), greedy())) == EXPECTED
         gates.open(4)
         until_left(llm, 2)
-        assert runner_of(llm).buckets.tokens == (8,)
-        assert ids(llm.generate(prompts(LENGTHS), greedy())) == EXPECTED
-        assert steps(llm).keys() == {8}
-        gates.open("heads")
-        until_left(llm, 0)
-        assert runner_of(llm).buckets.tokens == (4, 8)
+        assert (runner_of(llm).buckets.tokens, runner_of(llm).buckets.outputs) == ((4, 8), (5,))
         assert ids([llm.generate([prompt], greedy())[0] for prompt in prompts(LENGTHS)]) == EXPECTED
         assert steps(llm)[4] > 0
+        gates.open("heads")
+        until_left(llm, 0)
+        assert (runner_of(llm).buckets.tokens, runner_of(llm).buckets.outputs) == ((4, 8), (4, 5))
+        assert ids(llm.generate(prompts(LENGTHS), greedy())) == EXPECTED
 
 
 def test_bodies_that_join_in_the_middle_of_requests_change_no_token(cache_dir, gates):

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from tests.toy_runner import make_engine, toy_output
+from tests.toy_engine import make_engine
+from tests.toy_runner import toy_output
 from xlaserve.core.outputs import FinishReason
 from xlaserve.engine.model_info import ModelInfo
 from xlaserve.engine.output_processor import TextDelta

@@ -17,7 +17,8 @@ from tests.engine.test_llm_engine import (
     with_forks,
 )
 from tests.integrity import check_scheduler
-from tests.toy_runner import first_allowed, make_engine, toy_token
+from tests.toy_engine import make_engine
+from tests.toy_runner import first_allowed, toy_token
 from xlaserve.core.request import Request
 from xlaserve.engine.llm_engine import LLMEngine
 

@@ -130,7 +130,7 @@ def test_another_format_and_paths_that_lead_out_are_refused(saved, programs):
     file = saved / MANIFEST
     manifest = json.loads(file.read_text())
     file.write_text(json.dumps(manifest | {"format": 1}))
-    with pytest.raises(BundleMismatch, match="format is 1; expected 2"):
+    with pytest.raises(BundleMismatch, match="format is 1; expected 3"):
         load(saved, programs)
     manifest["programs"][0]["file"] = "../elsewhere.program"
     file.write_text(json.dumps(manifest))

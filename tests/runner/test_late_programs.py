@@ -118,21 +118,20 @@ def test_a_server_begins_with_one_body_for_all_rows_and_what_it_needs():
     assert late - late_keys(shapes, keys, with_largest=True) == {("body", 256)}
 
 
-def test_a_body_is_ready_with_its_heads():
+def test_what_is_ready_are_bodies_and_sizes_with_both_heads():
     buckets = Buckets((4, 16, 64), (4, 16))
     some = dict.fromkeys(("initial_state", "prompt_logprobs", "reset_row", "set_rules", "copy_blocks"))
 
-    def ready(bodies, samples) -> tuple[int, ...]:
-        heads = dict.fromkeys((size, greedy) for size in samples for greedy in (False, True))
+    def ready(bodies, *heads) -> tuple[tuple[int, ...], tuple[int, ...]]:
         programs = Programs(
             bodies=dict.fromkeys(bodies),
-            samples=heads,
+            samples=dict.fromkeys(heads),
             gather_blocks=(),
             scatter_blocks=(),
             **some,  # type: ignore
         )
-        return programs.ready(buckets).tokens
+        return programs.ready(buckets).tokens, programs.ready(buckets).outputs
 
-    assert ready([16], [16]) == (16,)
-    assert ready([4, 16, 64], [16]) == (16, 64)
-    assert ready([16, 64, 4], [16, 4]) == (4, 16, 64)
+    assert ready([16], (16, True), (16, False)) == ((16,), (16,))
+    assert ready([64, 16], (16, True), (16, False), (4, True)) == ((16, 64), (16,))
+    assert ready([16, 64, 4], (16, True), (4, True), (16, False), (4, False)) == ((4, 16, 64), (4, 16))

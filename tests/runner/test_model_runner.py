@@ -65,7 +65,7 @@ def reset(runner: ModelRunner, row: int) -> None:
 def step(runner: ModelRunner, *rows: RowTokens, sampled: tuple[int, ...], masks=()):
     """One Body over `rows` and a Sample of the rows `sampled`."""
     last = dict(zip((row.row for row in rows), itertools.accumulate(row.num_tokens for row in rows), strict=True))
-    runner.execute(Body(rows, (), tuple(last[row] - 1 for row in sampled), len(sampled)))
+    runner.execute(Body(rows, (), tuple(last[row] - 1 for row in sampled)))
     ends = {row.row: row.start + row.num_tokens for row in rows}
     samples = tuple(SampleRow(index, row, ends[row]) for index, row in enumerate(sampled))
     future = runner.execute(Sample(samples, True, masks))
@@ -149,7 +149,7 @@ def test_deltas_extend_a_table_in_both_groups(runner):
     for want, piece in zip(expected, chunks_of(0, PROMPT[:20], 1), strict=True):
         opens = piece.start % BLOCK == 0 and piece.start > 0
         deltas = tuple((group, 0, piece.start // BLOCK, next(fresh)) for group in groups) if opens else ()
-        runner.execute(Body((piece,), deltas, (0,), 1))
+        runner.execute(Body((piece,), deltas, (0,)))
         future = runner.execute(Sample((SampleRow(0, 0, piece.start + 1),), False))
         assert future is not None
         assert future.result().tokens[0] == want

@@ -66,7 +66,7 @@ def test_tokens_in_the_middle_of_their_rows_equal_transformers(name):
         reset(runner, row)
     assert 16 * WIDTH >= 25
     rows = (RowTokens(0, 0, 20, tuple(prompt[:20])), RowTokens(2, 0, 25, tuple(prompt[:25])))
-    runner.execute(Body(rows, (), (3, 4, 20 + 11, 20 + 24), 0, is_read=True))
+    runner.execute(Body(rows, (), (3, 4, 20 + 11, 20 + 24)))
     scores, pooled = runner.execute(PromptLogprobs((2, 0, 1), (7, 8, 9))), runner.execute(Pool(((0, 2), (3, 1))))
     last = runner.execute(Sample((), want_logprobs=False))
     assert scores

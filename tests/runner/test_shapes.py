@@ -14,18 +14,23 @@ from xlaserve.runner.row_state import apply_deltas, initial_row_state, pack_rese
 
 
 @settings(deadline=None, derandomize=True)
-@given(max_num_seqs=st.integers(1, 1024), max_num_batched_tokens=st.integers(1, 16384))
-def test_buckets_hold_every_step_and_are_few(max_num_seqs, max_num_batched_tokens):
-    buckets = make_buckets(max_num_seqs, max_num_batched_tokens)
+@given(
+    max_num_seqs=st.integers(1, 1024),
+    max_num_batched_tokens=st.integers(1, 16384),
+    num_speculative_tokens=st.sampled_from([0, 0, 1, 5, 31]),
+)
+def test_buckets_hold_every_step_and_are_few(max_num_seqs, max_num_batched_tokens, num_speculative_tokens):
+    buckets = make_buckets(max_num_seqs, max_num_batched_tokens, num_speculative_tokens)
     assert list(buckets.tokens) == sorted(set(buckets.tokens))
     assert len(buckets.tokens) <= MAX_TOKEN_BUCKETS
-    assert len(buckets.outputs) <= 2
+    assert len(buckets.outputs) <= (3 if num_speculative_tokens else 2)
     assert buckets.tokens[0] >= 4
     for num_tokens in {1, 2, 3, 4, 5, max_num_seqs, max_num_batched_tokens - 1, max_num_batched_tokens}:
         if 1 <= num_tokens <= max_num_batched_tokens:
             bucket = buckets.tokens_for(num_tokens)
             assert bucket >= num_tokens
-            assert buckets.outputs_of(bucket) >= min(num_tokens, max_num_seqs)
+            num_rows = min(num_tokens, max_num_seqs * (1 + num_speculative_tokens))
+            assert num_rows <= buckets.outputs_for(num_rows) <= buckets.most_outputs
 
 
 @pytest.mark.parametrize(
@@ -36,6 +41,9 @@ def test_buckets_hold_every_step_and_are_few(max_num_seqs, max_num_batched_token
         ((7, 17), (4, 8, 17), (4, 7)),
         ((64, 2048), (4, 32, 64, 160, 320, 608, 1120, 2048), (4, 64)),
         ((1024, 16), (4, 16), (4, 1024)),
+        ((16, 256, 7), (4, 8, 16, 48, 96, 160, 256), (4, 16, 128)),
+        ((7, 64, 4), (4, 8, 32, 64), (4, 7, 40)),
+        ((16, 32, 7), (4, 8, 16, 32), (4, 16, 32)),
     ],
 )
 def test_named_ladders(limits, tokens, outputs):
@@ -85,18 +93,7 @@ def test_a_body_has_room_for_the_most_blocks_a_step_can_open():
     shape = BodyShape(num_tokens=8, num_rows=4, num_outputs=4, num_groups=2, block_size=4)
     rows = tuple(RowTokens(row, start=3, num_tokens=2, token_ids=(5, 6)) for row in range(4))
     deltas = tuple((group, row, column, 9) for group in range(2) for row in range(4) for column in range(1))
-    packed = shape.packing.unpack(pack_body(shape, Body(rows, deltas, (0, 1, 2, 3), 4)))
+    packed = shape.packing.unpack(pack_body(shape, Body(rows, deltas, (0, 1, 2, 3))))
     np.testing.assert_array_equal(packed["token_ids"], [5, 6] * 4)
     assert (packed["deltas"][: len(deltas), 3] == 9).all()
     assert len(packed["deltas"]) >= len(deltas)
-
-
-@pytest.mark.parametrize("limits", [(16, 256), (1, 1), (7, 1), (7, 17), (1024, 16), (64, 2048)])
-def test_prompts_are_read_by_bodies_that_return_as_much_as_their_head_takes(limits):
-    buckets = make_buckets(*limits)
-    assert (
-        buckets.outputs_of(buckets.least_reading) == buckets.most_read == max(map(buckets.outputs_of, buckets.tokens))
-    )
-    for num_tokens in range(1, buckets.tokens[-1] + 1):
-        bucket = buckets.tokens_for(max(num_tokens, buckets.least_reading))
-        assert buckets.outputs_of(bucket) == buckets.most_read

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tests.toy_runner import ToyRunner, make_engine
+from tests.toy_engine import make_engine
+from tests.toy_runner import ToyRunner
 from tests.toys import CHAT_TEMPLATE, byte_level_tokenizer
 from xlaserve.engine.model_admin import SleepLevel
 from xlaserve.engine.model_info import ModelInfo

@@ -57,6 +57,11 @@ def config_options(function: Callable) -> Callable:
             type=click.Choice(["auto", "float32", "bfloat16", "float16", "int8", "fp8"]),
             help="Of keys and values in the KV pool.  [default: the model's]",
         ),
+        click.option(
+            "--speculative-config",
+            metavar="JSON",
+            help='Drafts, e.g. {"method": "ngram"}: the keys of the section speculative.',
+        ),
     ]
     return decorated(function, options)
 
@@ -90,6 +95,7 @@ def resolve_config(
     kv_cache_memory: str | None,
     num_blocks: int | None,
     kv_cache_dtype: str | None,
+    speculative_config: str | None = None,
     bundle: Path | None = None,
     bundle_strict: bool = False,
     **more: Any,
@@ -115,7 +121,8 @@ def resolve_config(
     overrides = [f"{key}={json.dumps(value)}" for key, value in named.items() if value is not None]
     sized = kv_cache_memory is not None or num_blocks is not None
     replaced = [f"cache.{key}=null" for key in POOL_SIZE_KEYS] if sized else []
-    return load_config(config_file, [*replaced, *settings, *overrides])
+    speculative = [] if speculative_config is None else [f"speculative={speculative_config}"]
+    return load_config(config_file, [*replaced, *settings, *speculative, *overrides])
 
 
 def with_config(config: Path | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -119,18 +119,6 @@ class BlockManager:
         """The part of the fullest group's blocks in use: 0 when idle, 1 when none is left."""
         return 1.0 - min(pool.num_free / (pool.num_blocks - 1) for pool in self.pools)
 
-    def internal_waste(self, running: Iterable[Request]) -> float:
-        """The share of the slots in used blocks that hold no token; `running`: all requests that have blocks.
-
-        A token counts once its step is launched. Empty slots are those at the end of each table.
-        """
-        num_used = self.num_used_blocks
-        if not num_used:
-            return 0.0
-        tables = [(len(request.block_tables[0]), request.num_computed_tokens) for request in running]
-        num_empty = sum([columns * self.block_size - num_tokens for columns, num_tokens in tables])
-        return num_empty * len(self.pools) / (num_used * self.block_size)
-
     def match(self, request: Request) -> PrefixHit:
         """The longest prefix that can be shared. One token at least is left to compute: its logits are wanted.
 
@@ -283,6 +271,16 @@ class BlockManager:
                 entries.append((group, new, table[new]))
         request.num_own_slots = columns * self.block_size
         return Allocation(entries, copies)
+
+    def trim(self, request: Request) -> None:
+        """Gives back the blocks behind the request's computed tokens: drafts had them, and were wrong."""
+        columns = self._columns(request.num_computed_tokens)
+        for pool, table in zip(self.pools, request.block_tables, strict=False):
+            for block in table[columns:]:
+                pool.release(block)
+                self.num_releases += 1
+            del table[columns:]
+        request.num_own_slots = min(request.num_own_slots, columns * self.block_size)
 
     def fork(self, request: Request, child: Request) -> None:
         """Gives `child`, which has no blocks and begins with the same computed tokens, all of the request's."""

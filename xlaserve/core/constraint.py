@@ -41,6 +41,10 @@ class Constraint(Protocol):
         ...
 
 
+def allows(mask: np.ndarray, token_id: int) -> bool:
+    return bool(mask[token_id // 32] >> token_id % 32 & 1)
+
+
 def only_token(mask: np.ndarray) -> int | None:
     """The token that may come next when it is the only one."""
     (words,) = np.nonzero(mask)

@@ -16,7 +16,7 @@ class RequestStatus(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(eq=False, slots=True)  # identity: a request is compared as itself, also when ids repeat
+@dataclass(eq=False, slots=True, weakref_slot=True)  # identity: a request is compared as itself, also when ids repeat
 class Request:
     """Two clocks: `num_computed_tokens` counts what has been *launched*, `token_ids` what has *come back*.
 
@@ -50,6 +50,7 @@ class Request:
     token_ids: list[int] = field(init=False)  # prompt + output that has come back
     num_computed_tokens: int = 0
     num_in_flight: int = 0
+    num_drafts: int = 0  # guesses of what comes next, in flight: how many are right the host has to know first
     num_served_tokens: int = 0  # the most that were ever computed, where the policy charges for them
     num_preemptions: int = 0
     num_cached_tokens: int = 0  # of the prompt, found in shared blocks when it was first scheduled

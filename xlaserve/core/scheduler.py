@@ -11,29 +11,27 @@ progresses, and everybody becomes the oldest some day. The same holds in every p
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from operator import attrgetter
 
 from xlaserve.core.block_manager import BlockManager, PrefixHit
 from xlaserve.core.held import Held
 from xlaserve.core.kept_rows import KeptRows
-from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
+from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.policy import FCFS
-from xlaserve.core.reading import ReadResult
 from xlaserve.core.request import Request, RequestStatus
-from xlaserve.core.step import ScheduledRow, ScheduledSample, SchedulerOutput, StepResult, logprobs_of
+from xlaserve.core.speculation import NO_PLAN, Speculation
+from xlaserve.core.step import ScheduledRow, ScheduledSample, SchedulerOutput
 from xlaserve.core.waiting import Policy
 from xlaserve.core.weights import WeightVersions
-
-NOT_FINITE = "The model's output for this request was not finite (NaN or infinity); it was stopped."
-NO_TOKEN = "What was asked of the output allows no token of this model here."
 
 
 class Scheduler:
     """A request is in `held`, `waiting` or `running` until it is finished. Host work per step: O(running + new tokens).
 
     policy: the queue, empty; None: first come, first served. long_prefill_token_threshold: prompt tokens of one request
-    per step at most. max_outputs: hidden states that a step can return, None: one per row.
+    per step at most. max_outputs: hidden states that a step can return, None: one per row. speculation: who gets
+    drafts, None: nobody.
     """
 
     def __init__(
@@ -45,6 +43,7 @@ class Scheduler:
         policy: Policy | None = None,
         long_prefill_token_threshold: int | None = None,
         max_outputs: int | None = None,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         assert max_num_seqs >= 1
@@ -54,6 +53,7 @@ class Scheduler:
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_chunk = long_prefill_token_threshold or max_num_batched_tokens
         self.max_outputs = max_outputs or max_num_seqs
+        self.speculation = speculation
         self.waiting = FCFS() if policy is None else policy
         self.running: dict[Request, None] = {}  # any leaves in O(1)
         self.held = Held()
@@ -119,10 +119,15 @@ class Scheduler:
         if len(self.weights) > 1:
             running = [request for request in running if request.weights_version == version]
         num_new_tokens = [request.num_new_tokens for request in running]
-        num_decodes = num_new_tokens.count(1)  # not scheduled yet
+        plan = NO_PLAN
+        if self.speculation:
+            others = len(self.running) - len(running)  # of other weights
+            room = min(self.max_num_batched_tokens, self.max_outputs - others)
+            plan = self.speculation.plan(list(zip(running, num_new_tokens, strict=True)), room)
+        num_decodes = num_new_tokens.count(1) - len(plan.held)  # not scheduled yet
         for request, num_tokens in zip(running, num_new_tokens, strict=True):
-            if not num_tokens:
-                continue  # its last token is in flight
+            if not num_tokens or request in plan.held:
+                continue  # its last token is in flight, or what it is to go on with
             budget = self.max_num_batched_tokens - output.num_tokens
             if not budget or request.row < 0:
                 break  # no budget left; or preempted for a better one, and so are all after it
@@ -131,6 +136,8 @@ class Scheduler:
             budget -= num_decodes
             if budget > 0:
                 self._schedule_request(request, num_tokens if num_tokens < budget else budget, output)
+        if plan.drafts:
+            self._add_drafts(plan.drafts, output)
         parents = [sample.request for sample in output.samples if sample.request.forks]
         for parent in parents:  # now that nobody will be preempted any more
             self._begin_forks(parent, output)
@@ -177,7 +184,7 @@ class Scheduler:
         while output.num_tokens < self.max_num_batched_tokens and (request := self.waiting.peek()):
             if not self._can_begin(request, output):
                 break
-            if len(output.samples) + output.num_read >= self.max_outputs:  # only where prompts are read
+            if output.num_outputs >= self.max_outputs:  # only where prompts are read, or drafts made
                 break
             hit = self._find_place(request)
             if hit is None:
@@ -230,14 +237,31 @@ class Scheduler:
             self.waiting.charge(request, num_tokens)
         if samples:
             output.samples.append(scheduled)
+            output.num_outputs += 1
             request.num_in_flight += 1
         if request.reading is not None:
             output.read(request, request.reading, start, end)
 
+    def _add_drafts(self, drafts: Mapping[Request, tuple[int, ...]], output: SchedulerOutput) -> None:
+        """They get what tokens and blocks the step's rows have left: nobody is preempted for them."""
+        for row in output.rows:
+            request, room = row.request, self.max_num_batched_tokens - output.num_tokens
+            if not (mine := drafts.get(request, ())[:room]):
+                continue
+            end = row.position + len(mine)
+            if end > request.num_own_slots:
+                allocation = self.block_manager.allocate(request, end)
+                if allocation is None:
+                    continue
+                output.table_deltas += [(g, request.row, column, block) for g, column, block in allocation.entries]
+            row.drafts, request.num_drafts = mine, len(mine)
+            output.num_tokens += len(mine)
+            output.num_outputs += len(mine)
+
     def _room_to_read(self, output: SchedulerOutput, admitted: bool) -> int:
         """Of a step's outputs, what one request may have: at least one, as no other row needs more than one, and one
         is left for a newcomer, whom a long prompt that is read would keep out."""
-        room = self.max_outputs - len(output.samples) - output.num_read
+        room = self.max_outputs - output.num_outputs
         if not admitted:  # of those that run, some may not have been given theirs
             room -= len(self.running) - len(output.rows) - 1
         assert room >= 1
@@ -272,6 +296,7 @@ class Scheduler:
             self._take_row(fork, output)
             fork.num_in_flight += 1
             output.samples.append(ScheduledSample(fork, request.row, position))
+            output.num_outputs += 1
         self._requeue_forks(request, forks[room:])
 
     def _requeue_forks(self, parent: Request, forks: list[Request]) -> None:
@@ -301,71 +326,10 @@ class Scheduler:
         self._free_rows.append(request.row)
         request.row = -1
 
-    def update(self, output: SchedulerOutput, result: StepResult) -> list[EngineOutput]:
-        """Gives a step's tokens to their requests, preempted ones included; drops those of finished ones."""
-        self.block_manager.offloads_arrived(output.offloads)
-        outputs = []
-        finished = RequestStatus.FINISHED  # looked up once: Python 3.11 takes a while to find an enum's member
-        for index, (sample, token, ok) in enumerate(
-            zip(output.samples, result.tokens.tolist(), result.ok.tolist(), strict=True)
-        ):
-            request = sample.request
-            if request.status is finished:
-                continue
-            request.num_in_flight -= 1
-            if ok and token >= 0:
-                outputs.append(self._append_token(request, token, logprobs_of(request, result, index)))
-            else:
-                outputs.append(self.fail(request, NO_TOKEN if ok else NOT_FINITE))
-        for scheduled in output.rows:
-            if scheduled.request.row >= 0:
-                self.block_manager.publish(scheduled.request)
-        return outputs
-
-    def append_forced(self, request: Request, token: int) -> EngineOutput:
-        """The request's next token, which the step that has just been scheduled is not to sample after all.
-
-        What was to be sampled before it has come back. It is computed like any known token, in the next step.
-        """
-        request.num_in_flight = 0
-        return self._append_token(request, token, None)
-
-    def update_readings(self, output: SchedulerOutput, results: Sequence[ReadResult]) -> list[EngineOutput]:
-        """Gives what a step has read, in the order of READING_KINDS, to who asked for it: before `update`."""
-        outputs = []
-        failed = output.receive_readings(results)
-        for request, reading in ((each.request, each.reading) for each in output.readings):
-            if request.is_finished:
-                continue
-            if request in failed:
-                outputs.append(self.fail(request, NOT_FINITE))
-            elif reading.is_complete and not request.samples:
-                self.finish(request, "length")
-                outputs.append(EngineOutput(request.request_id, finish_reason="length", read=reading.outcome()))
-        return outputs
-
     def fail(self, request: Request, error: str, reason: FinishReason = "error") -> EngineOutput:
         """Ends a request that is to be told why."""
         self.finish(request, reason)
         return EngineOutput(request.request_id, finish_reason=reason, error=error)
-
-    def _append_token(self, request: Request, token: int, logprobs: tuple[TokenLogprobs, ...] | None) -> EngineOutput:
-        request.token_ids.append(token)
-        if request.constraint is not None:
-            request.constraint.advance(token)
-        finish_reason: FinishReason | None = None
-        stop_reason = None
-        read = None
-        if request.reading is not None and request.num_output_tokens == 1:
-            read = request.reading.outcome()
-        if token in request.stop_ids:
-            finish_reason = "stop"
-            stop_reason = None if token in request.eos_ids else token
-        elif len(request.token_ids) >= request.max_total_tokens:
-            finish_reason = "length"
-        if finish_reason:
-            self.finish(request, finish_reason)
-        return EngineOutput(request.request_id, (token,), logprobs, finish_reason, stop_reason, read=read)
 
     def finish(self, request: Request, reason: FinishReason) -> None:
         """Ends a request wherever it is; row and blocks are free at once. Its tokens in flight will be dropped.
@@ -394,7 +358,7 @@ class Scheduler:
         for request in list(self.running):
             self.requeue(request)
         for request in self.waiting:
-            request.num_in_flight = 0
+            request.num_in_flight = request.num_drafts = 0
             if request.reading is not None:
                 request.reading.restart()
         self.block_manager.forget_all()

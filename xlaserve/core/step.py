@@ -16,7 +16,7 @@ from xlaserve.core.request import Request
 
 @dataclass(slots=True)
 class ScheduledRow:
-    """One request's part of a step: `num_tokens` tokens from position `start` on."""
+    """One request's part of a step: `num_tokens` tokens from position `start` on, and drafts of those after them."""
 
     request: Request
     row: int
@@ -24,6 +24,7 @@ class ScheduledRow:
     num_tokens: int
     token_ids: tuple[int, ...] | None  # None: the one token is still in flight; the device has it in its row
     samples: bool  # the known tokens end here: the token at `start + num_tokens` is sampled
+    drafts: tuple[int, ...] = ()  # guesses of that token and the next ones: what follows each is sampled, too
 
     @property
     def position(self) -> int:
@@ -41,6 +42,7 @@ class ScheduledSample:
     request: Request
     row: int
     position: int
+    drafts: tuple[int, ...] = ()  # none
 
 
 @dataclass(slots=True)
@@ -63,26 +65,27 @@ class BlockMoves:
 
 @dataclass
 class SchedulerOutput:
-    """One step. `rows` ascend by row; the sampled tokens come back in the order of `samples`."""
+    """One step. `rows` ascend by row; the sampled tokens come back in the order of `samples`, of each the token at its
+    position, then one for each draft."""
 
     weights_version: int = 0  # of all its rows
     rows: list[ScheduledRow] = field(default_factory=list)
     samples: list[ScheduledRow | ScheduledSample] = field(default_factory=list)
     readings: list[ScheduledReading] = field(default_factory=list)  # in their order the results come back
-    num_read: int = 0  # positions, of all readings
+    num_outputs: int = 0  # hidden states wanted, at most: one per token that is sampled, one per position read
     admitted: list[Request] = field(default_factory=list)  # took a row in this step; their tables are new as a whole
     table_deltas: list[tuple[int, int, int, int]] = field(default_factory=list)  # (group, row, column, block), others
     offloads: list[tuple[int, int, int]] = field(default_factory=list)  # (group, block, host slot), before all else
     moves: list[BlockMoves] = field(default_factory=list)  # then these in order, before anything is written
     preempted: list[Request] = field(default_factory=list)
-    num_tokens: int = 0
+    num_tokens: int = 0  # drafts included
 
     def read(self, request: Request, reading: Reading, start: int, end: int) -> None:
         """Has read what is left to be read of the request's tokens from position `start` to `end`."""
         positions = reading.take(start, end)
         if positions or not request.samples:  # who samples nothing waits for its last step
             self.readings.append(ScheduledReading(request, request.row, reading, positions))
-            self.num_read += len(positions)
+            self.num_outputs += len(positions)
 
     def readings_of(self, kind: type[Reading]) -> list[ScheduledReading]:
         """Those that read something in this step."""
@@ -131,10 +134,17 @@ class StepResult(Protocol):
     def top_logprobs(self) -> np.ndarray: ...  # float [n, k]
 
 
-def logprobs_of(request: Request, result: StepResult, index: int) -> tuple[TokenLogprobs, ...] | None:
-    """Entry `index` as the request asked for it: None when it did not, else as many alternatives as it named."""
+def logprobs_of(request: Request, result: StepResult, entries: range) -> tuple[TokenLogprobs, ...] | None:
+    """These entries as the request asked for them: None when it did not, else as many alternatives as it named."""
     count = request.params.logprobs
     if count is None:
         return None
-    top = zip(result.top_ids[index, :count].tolist(), result.top_logprobs[index, :count].tolist(), strict=True)
-    return (TokenLogprobs(float(result.logprobs[index]), tuple(top)),)
+    return tuple(
+        TokenLogprobs(
+            float(result.logprobs[index]),
+            tuple(
+                zip(result.top_ids[index, :count].tolist(), result.top_logprobs[index, :count].tolist(), strict=True)
+            ),
+        )
+        for index in entries
+    )

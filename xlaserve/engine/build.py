@@ -12,8 +12,11 @@ from jax.stages import Compiled
 
 from xlaserve.config import Config
 from xlaserve.core.block_manager import BlockManager, GroupSpec
+from xlaserve.core.ngram import NgramProposer
 from xlaserve.core.policy import make_policy
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.core.speculation import Speculation
+from xlaserve.core.step_costs import StepCosts
 from xlaserve.engine.bundled import Maker, adopted, make_first, program_source
 from xlaserve.engine.deployment import Deployment, decide
 from xlaserve.engine.embeddings import pooling_of
@@ -24,6 +27,7 @@ from xlaserve.engine.native_kernels import load_native
 from xlaserve.engine.reasoning import thinks
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.service import GenerationService
+from xlaserve.engine.settings import Settings
 from xlaserve.engine.sizing import check_memory
 from xlaserve.engine.startup import StartupClock, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer, eos_union
@@ -165,7 +169,8 @@ def _start(
         max_num_batched_tokens=settings.max_num_batched_tokens,
         policy=make_policy(config.scheduler.policy, {name: tenant.weight for name, tenant in tenants.items()}),
         long_prefill_token_threshold=config.scheduler.long_prefill_token_threshold,
-        max_outputs=settings.buckets.outputs[-1],
+        max_outputs=settings.buckets.most_outputs,
+        speculation=_speculation(config, settings),
     )
 
     def limit_steps() -> None:
@@ -215,6 +220,14 @@ def _start(
         ),
         late=in_background,
     )
+
+
+def _speculation(config: Config, settings: Settings) -> Speculation | None:
+    num_drafts = settings.num_speculative_tokens
+    if not num_drafts:
+        return None
+    proposer = NgramProposer(num_drafts, *config.speculative.lookup)
+    return Speculation(proposer, StepCosts(settings.buckets.tokens), num_drafts)
 
 
 def _tool_parser(config: Config, tokenizer: Tokenizer, reporter: Reporter) -> str | None:

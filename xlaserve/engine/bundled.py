@@ -47,6 +47,8 @@ def adopted(config: Config, reporter: Reporter) -> Config:
             # auto is native code where there can be; where not, the programs are others, and that is a mismatch
             "kernels": {} if shapes["backend"] == "cpu_native" else {"attention_backend": shapes["backend"]},
         }  # fmt: skip
+        if config.speculative.method is not None and shapes["num_speculative_tokens"]:
+            found["speculative"] = {"num_speculative_tokens": shapes["num_speculative_tokens"]}
         if not any(getattr(config.cache, key) for key in ("num_blocks", "memory", "memory_utilization")):
             found["cache"]["num_blocks"] = max(shapes["num_blocks"])
     except BundleMismatch as error:

@@ -5,6 +5,7 @@ two clocks account for.
 """
 
 import logging
+import time
 from collections import deque
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
 from xlaserve.core.step import SchedulerOutput
 from xlaserve.core.swap import change_weights, hold_newcomers, on_old_weights, release_newcomers
+from xlaserve.core.update import update, update_readings
 from xlaserve.engine.constrained import constrain
 from xlaserve.engine.logit_rules import logit_rules
 from xlaserve.engine.step_commands import StepCommands
@@ -49,6 +51,7 @@ class _Step:
     scheduled: SchedulerOutput
     readings: list[StepFuture]  # of each kind that the step has, in the order of READING_KINDS
     sampled: StepFuture
+    began: float  # of time.monotonic()
 
 
 _Result = tuple[SchedulerOutput, list[ReadResult], SampleResult]  # what a step has brought
@@ -67,6 +70,7 @@ class LLMEngine:
         self._steps_ahead = 1 if async_scheduling else 0
         self._in_flight: deque[_Step] = deque()
         self._num_failures = 0
+        self._last_result = 0.0  # when the last step came back
         self._deadlines = Deadlines()
 
     @property
@@ -135,6 +139,7 @@ class LLMEngine:
         A step that fails loses the device's state, not the requests: what had come back stays, the rest is computed
         anew. When that happens MAX_FAILURES times in a row the engine has failed, and so have all its requests.
         """
+        began = time.monotonic()
         scheduled = self.scheduler.schedule()
         self.last_step_tokens = scheduled.num_tokens
         outputs: list[EngineOutput] = []
@@ -149,7 +154,7 @@ class LLMEngine:
                     outputs += more
                 future = self._runner.execute(sample)
                 assert future is not None
-                self._in_flight.append(_Step(scheduled, readings, future))
+                self._in_flight.append(_Step(scheduled, readings, future, began))
             outputs += self._update(self._resolve(keep=self._steps_ahead if scheduled.rows else 0))
         except Exception as error:
             outputs += self._recover(error)
@@ -174,9 +179,9 @@ class LLMEngine:
         outputs: list[EngineOutput] = []
         for step, read, sampled in resolved:
             if step.readings:
-                outputs += self.scheduler.update_readings(step, read)
+                outputs += update_readings(self.scheduler, step, read)
                 self._num_failures = 0
-            outputs += self.scheduler.update(step, sampled)
+            outputs += update(self.scheduler, step, sampled)
         if outputs:
             self._num_failures = 0
         return outputs
@@ -188,7 +193,14 @@ class LLMEngine:
             step = self._in_flight.popleft()
             read = [future.result() for future in step.readings]
             resolved.append((step.scheduled, read, step.sampled.result()))
+            self._observe(step)
         return resolved
+
+    def _observe(self, step: _Step) -> None:
+        """How long the step took that has come back just now: from its beginning, or the end of the one before it."""
+        began, self._last_result = max(step.began, self._last_result), time.monotonic()
+        if self.scheduler.speculation:
+            self.scheduler.speculation.costs.observe(step.scheduled.num_tokens, self._last_result - began)
 
     def settle(self) -> list[EngineOutput]:
         """Waits for all that is in flight: nothing is, until the next step."""

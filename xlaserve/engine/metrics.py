@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector
 from xlaserve.core.block_manager import BlockManager
 from xlaserve.core.outputs import EngineOutput, FinishReason
 from xlaserve.core.request import Request
+from xlaserve.core.speculation import DraftCounts
 from xlaserve.engine.histogram import Histogram as TokenHistogram
 from xlaserve.engine.llm_engine import LLMEngine
 from xlaserve.engine.occupancy import NOTHING, SECONDS, Occupancy, take_occupancy
@@ -155,7 +156,18 @@ class _ReadWhenScraped(Collector):
         yield sleep
         yield self._gauge("weights_version", "Of the weights that newcomers get, 0 at start", scheduler.weights.newest)
         yield self._counter("num_forks", "Answers that began with another's blocks", scheduler.num_forks)
+        yield from self._drafts()
         yield from self._programs()
+
+    def _drafts(self) -> Iterable[Metric]:
+        speculation = self._engine.scheduler.speculation
+        counts = speculation.counts if speculation else DraftCounts()
+        yield self._counter("spec_decode_num_drafts", "Runs of drafts that were verified", counts.num_drafts)
+        yield self._counter("spec_decode_num_draft_tokens", "Tokens in them", counts.num_tokens)
+        accepted = counts.num_accepted
+        yield self._counter("spec_decode_num_accepted_tokens", "Of these, accepted", sum(accepted))
+        name, text = "spec_decode_num_accepted_tokens_per_pos", "Accepted, by their place in the run"
+        yield self._counters(name, text, "position", dict(enumerate(accepted)))
 
     def _programs(self) -> Iterable[Metric]:
         """Where they came from, what start-up took, and how well their sizes fit."""

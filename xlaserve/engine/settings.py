@@ -47,6 +47,7 @@ class Settings:
     processed_logprobs: bool = False
     num_devices: int = 1  # that share each layer
     quantization: Quantization | None = None  # of the weights
+    num_speculative_tokens: int = 0  # drafts of a request in a step, at most
 
     def shapes(self, num_blocks: tuple[int, ...], max_model_len: int) -> ProgramShapes:
         """Of the programs, with these pools for requests of this length."""
@@ -63,6 +64,7 @@ class Settings:
             processed_logprobs=self.processed_logprobs,
             num_devices=self.num_devices,
             quantization=self.quantization,
+            num_speculative_tokens=self.num_speculative_tokens,
         )
 
     def stored(self, specs: Any, mesh: Mesh | None = None) -> Any:
@@ -92,11 +94,13 @@ def resolve_settings(config: Config, model: ModelConfig, machine: Machine, repor
     except ValueError as error:
         raise ConfigError(f"cache.block_size, cache.dtype, or the model's heads: {error}") from error
     max_num_seqs, max_num_batched_tokens = _limits(config, platform, reporter)
-    buckets = make_buckets(max_num_seqs, max_num_batched_tokens)
+    num_drafts = _num_drafts(config, reporter)
+    buckets = make_buckets(max_num_seqs, max_num_batched_tokens, num_drafts)
     reporter.info("token buckets", " ".join(map(str, buckets.tokens)), "from the two limits above")
     return Settings(
         model, backend, dtype, kv_dtype, max_num_seqs, max_num_batched_tokens, buckets, block_size,
         *_max_model_len(config, model), config.model.logprobs_mode == "processed", num_devices, quantization,
+        num_drafts,
     )  # fmt: skip
 
 
@@ -132,6 +136,14 @@ def _limits(config: Config, platform: str, reporter: Reporter) -> tuple[int, int
             reporter.info(name, value, "as configured")
     seqs, tokens = (default if value is None else value for value, default in zip(asked, defaults, strict=True))
     return seqs, tokens
+
+
+def _num_drafts(config: Config, reporter: Reporter) -> int:
+    found, (least, most) = config.speculative, config.speculative.lookup
+    if found.method is not None:
+        shown = f"{found.method}, up to {found.num_drafts} drafts of a request, by the last {least} to {most} tokens"
+        reporter.info("speculative", shown, f"speculative.method: {found.method}; where it pays")
+    return found.num_drafts
 
 
 def _max_model_len(config: Config, model: ModelConfig) -> tuple[int, str]:

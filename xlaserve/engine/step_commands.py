@@ -3,17 +3,17 @@
 from collections.abc import Iterable
 
 from xlaserve.core.reading import Pooling, Scoring
-from xlaserve.core.step import ScheduledReading, SchedulerOutput
+from xlaserve.core.step import ScheduledReading, ScheduledRow, SchedulerOutput
 from xlaserve.runner.commands import Body, Pool, PromptLogprobs, RowTokens, Sample, SampleRow
 
 
 class StepCommands:
-    """Hidden rows are in the order of the step's tokens: of each row those that are read, then the one that samples."""
+    """Hidden rows are in the order of the step's tokens: of each row those that are read, then those that sample."""
 
     def __init__(self, scheduled: SchedulerOutput):
         self._scheduled = scheduled
         self._outputs: list[int] = []  # places among the step's tokens
-        self._sampled: dict[int, int] = {}  # hidden row by request row
+        self._sampled: dict[int, int] = {}  # the first hidden row that samples, by request row
         self._read: dict[int, int] = {}  # the first hidden row of a reading, by request row
         positions = {reading.row: reading.positions for reading in scheduled.readings}
         end = 0
@@ -24,16 +24,15 @@ class StepCommands:
             end += row.num_tokens
             if row.samples:
                 self._sampled[row.row] = len(self._outputs)
-                self._outputs.append(end - 1)
+                self._outputs += range(end - 1, end + len(row.drafts))
+                end += len(row.drafts)
 
     def body(self) -> Body:
         scheduled = self._scheduled
         return Body(
-            rows=tuple(RowTokens(row.row, row.start, row.num_tokens, row.token_ids) for row in scheduled.rows),
+            rows=tuple(map(_tokens, scheduled.rows)),
             table_deltas=tuple(scheduled.table_deltas),
             outputs=tuple(self._outputs),
-            num_samples=len(scheduled.samples),
-            is_read=bool(scheduled.readings_of(Scoring)),
             weights_version=scheduled.weights_version,
         )
 
@@ -55,8 +54,17 @@ class StepCommands:
         return PromptLogprobs(tuple(hidden_rows), tuple(next_ids))
 
     def sample(self) -> Sample:
-        samples = self._scheduled.samples
-        return Sample(
-            tuple(SampleRow(self._sampled[each.row], each.request.row, each.position) for each in samples),
-            want_logprobs=any(each.request.params.logprobs is not None for each in samples),
-        )
+        samples, rows = self._scheduled.samples, []
+        for each in samples:
+            first, row = self._sampled[each.row], each.request.row
+            rows.append(SampleRow(first, row, each.position))
+            for place, draft in enumerate(each.drafts, 1):
+                rows.append(SampleRow(first + place, row, each.position + place, draft))
+        return Sample(tuple(rows), want_logprobs=any(each.request.params.logprobs is not None for each in samples))
+
+
+def _tokens(row: ScheduledRow) -> RowTokens:
+    if not row.drafts:
+        return RowTokens(row.row, row.start, row.num_tokens, row.token_ids)
+    assert row.token_ids is not None
+    return RowTokens(row.row, row.start, row.num_tokens + len(row.drafts), row.token_ids + row.drafts)

@@ -14,25 +14,20 @@ LEAST_GROWTH = 1.5  # nearer neighbours save less than their compilation costs
 @dataclass(frozen=True)
 class Buckets:
     tokens: tuple[int, ...]  # T of the bodies, ascending
-    outputs: tuple[int, ...]  # S of the heads, ascending
+    outputs: tuple[int, ...]  # S of the heads, ascending; every body returns the largest
 
     def tokens_for(self, num_tokens: int) -> int:
         """The smallest body that holds `num_tokens`."""
         return self.tokens[bisect_left(self.tokens, num_tokens)]
 
     @property
-    def most_read(self) -> int:
-        """S of the head that reads prompts: the most that a body returns."""
-        return self.outputs_of(self.tokens[-1])
+    def most_outputs(self) -> int:
+        """How many hidden rows a body returns, and S of the head that reads prompts."""
+        return self.outputs[-1]
 
-    @property
-    def least_reading(self) -> int:
-        """T of the smallest body that returns as many."""
-        return next(bucket for bucket in self.tokens if self.outputs_of(bucket) == self.most_read)
-
-    def outputs_of(self, token_bucket: int) -> int:
-        """How many hidden rows the body of `token_bucket` returns: enough for one per row."""
-        return self.outputs[min(bisect_left(self.outputs, token_bucket), len(self.outputs) - 1)]
+    def outputs_for(self, num_rows: int) -> int:
+        """S of the smallest head that takes `num_rows`."""
+        return self.outputs[bisect_left(self.outputs, num_rows)]
 
 
 @dataclass(frozen=True)
@@ -54,8 +49,9 @@ class BucketUse:
         self.padding[bucket] += bucket - num_tokens
 
 
-def make_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> Buckets:
+def make_buckets(max_num_seqs: int, max_num_batched_tokens: int, num_speculative_tokens: int = 0) -> Buckets:
     """For decode steps: 4, half and all of `max_num_seqs`. Above them, for steps with prompts, more to the largest.
+    With drafts one more size of heads, for all rows with as many.
 
     A step costs about a + b * T, a for reading the weights and b per token: padding wastes least when T + a/b grows by
     equal factors.
@@ -63,6 +59,9 @@ def make_buckets(max_num_seqs: int, max_num_batched_tokens: int) -> Buckets:
     widest = max(max_num_seqs, SMALLEST)
     outputs = {SMALLEST, widest}  # heads read the vocabulary's weights whatever their rows: a third size saves little
     largest = max(max_num_batched_tokens, SMALLEST)
+    if num_speculative_tokens:
+        with_drafts = _round_up(widest * (1 + num_speculative_tokens), 8)
+        outputs.add(max(widest, min(with_drafts, largest)))  # a step has no more outputs than tokens
     tokens = {min(_round_up(size, 4), largest) for size in (SMALLEST, max(SMALLEST, widest // 2), widest)}
     start, growth = max(tokens) + WEIGHTS_AS_TOKENS, (largest + WEIGHTS_AS_TOKENS) / (max(tokens) + WEIGHTS_AS_TOKENS)
     steps = min(MAX_TOKEN_BUCKETS - len(tokens), math.ceil(math.log(growth) / math.log(LEAST_GROWTH)))

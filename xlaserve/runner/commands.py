@@ -13,6 +13,8 @@ from xlaserve.runner.buckets import BucketUse
 
 Result = TypeVar("Result", covariant=True)
 
+NO_DRAFT = -1
+
 
 @dataclass(frozen=True)
 class LogitRules:
@@ -95,8 +97,6 @@ class Body:
     rows: tuple[RowTokens, ...]
     table_deltas: tuple[tuple[int, int, int, int], ...]  # (group, row, column, block), applied before the body
     outputs: tuple[int, ...]
-    num_samples: int  # rows of the Sample to come, at most: more than outputs where one feeds several
-    is_read: bool = False  # a PromptLogprobs follows
     weights_version: int = 0  # the weights that compute it, and what follows it
 
 
@@ -109,9 +109,16 @@ class PromptLogprobs:
 
 
 class SampleRow(NamedTuple):
+    """One token to be sampled. A request row with drafts has several, one after another by position.
+
+    Such a one counts if all drafts up to it are what was sampled in their places: what comes after another one was
+    computed of a text that is not the request's.
+    """
+
     hidden_row: int  # index into the last Body's outputs; several rows may share one
     row: int  # the request row: parameters, and where the token is remembered
     position: int  # of the token being sampled, counted from the prompt's first: names its random number
+    draft: int = NO_DRAFT  # what the Body had at the position before, if that is a draft
 
 
 @dataclass(frozen=True)

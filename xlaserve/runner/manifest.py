@@ -21,7 +21,7 @@ from xlaserve.models.registry import FAMILIES
 from xlaserve.runner.programs import ProgramShapes
 from xlaserve.sharding import mesh_of
 
-FORMAT = 2
+FORMAT = 3
 _NOT_COMPILED = ("eos_token_ids", "bos_token_id", "checkpoint_dtype")  # of a ModelConfig
 _COMPILERS = {  # packages that hold the platform's compiler; jaxlib holds the CPU's
     "tpu": ("libtpu",),

@@ -95,7 +95,8 @@ class ModelRunner:
         self._arrivals: list[Arrival] = []  # ordered since the last Sample
         words = mask_words(self._shapes.config.vocab_size)
         self._no_masks = {
-            size: jax.device_put(np.full((size, words), -1, np.int32), self._sharding) for size in self.buckets.outputs
+            size: jax.device_put(np.full((size, words), -1, np.int32), self._sharding)
+            for size in self._shapes.buckets.outputs
         }
 
     def execute(self, command: Command) -> StepFuture[Any] | None:
@@ -171,8 +172,7 @@ class ModelRunner:
     def _body(self, command: Body) -> None:
         num_tokens = sum(row.num_tokens for row in command.rows)
         programs, buckets = self._ready
-        least = buckets.least_reading if command.is_read else 0
-        bucket = buckets.tokens_for(max(num_tokens, command.num_samples, least))
+        bucket = buckets.tokens_for(num_tokens)
         self.bucket_use.count(bucket, num_tokens)
         packed = pack_body(self._shapes.body(bucket), command)
         state, self._weights_version = self._state, command.weights_version
@@ -204,10 +204,11 @@ class ModelRunner:
         arrivals, self._arrivals = self._arrivals, []
         if not command.rows:  # a prompt's earlier chunk: no vocabulary product for nothing
             return BodyFuture(self._hidden, arrivals)
-        size = self._hidden.shape[0]
+        programs, buckets = self._ready
+        size = buckets.outputs_for(len(command.rows))
         greedy = not command.masks and all(self._greedy[sample_row.row] for sample_row in command.rows)
         packed = pack_sample(sample_packing(size), command)
-        state, program = self._state, self.programs.samples[size, greedy]
+        state, program = self._state, programs.samples[size, greedy]
         head = self._weights[self._weights_version].head
         if greedy:
             output, last_tokens = program(head, self._hidden, state.last_tokens, packed)

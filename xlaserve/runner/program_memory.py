@@ -50,7 +50,7 @@ def probe_memory(shapes: ProgramShapes, params: Any, head_weight: Any, sharding:
     bodies, heads = shapes.buckets.tokens, shapes.buckets.outputs
     jobs = dict(lowerings(shapes, params, head_weight, sharding))
     samples = [("sample", (heads[-1], greedy)) for greedy in (False, True)]
-    largest = [("body", bodies[-1]), *samples, ("prompt_logprobs", shapes.buckets.most_read)]
+    largest = [("body", bodies[-1]), *samples, ("prompt_logprobs", shapes.buckets.most_outputs)]
     programs = compile_all({key: jobs[key] for key in largest}, sharding, lambda *_: None)
     memory = program_memory(shapes, programs.values())
     return dataclasses.replace(memory, code=memory.code * max(len(bodies), len(heads)))

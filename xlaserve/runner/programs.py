@@ -61,6 +61,7 @@ class ProgramShapes:
     processed_logprobs: bool = False  # else the model's own
     num_devices: int = 1  # that share heads and weights: tensor parallel
     quantization: Quantization | None = None  # of the weights
+    num_speculative_tokens: int = 0  # drafts of a row in a step, at most
 
     @property
     def specs(self) -> tuple[KVSpec, ...]:
@@ -84,8 +85,7 @@ class ProgramShapes:
         return copy_packing(len(self.layouts), self.max_num_seqs)
 
     def body(self, bucket: int) -> BodyShape:
-        outputs = self.buckets.outputs_of(bucket)
-        return BodyShape(bucket, self.max_num_seqs, outputs, len(self.layouts), self.block_size)
+        return BodyShape(bucket, self.max_num_seqs, self.buckets.most_outputs, len(self.layouts), self.block_size)
 
     def state(self) -> tuple[tuple[KVPool, ...], RowState]:
         """Empty KV pools (one per layer; those of several devices one after another along axis 0) and row state."""
@@ -128,13 +128,12 @@ class Programs:
         return 1 + len(list(self.of_steps))
 
     def ready(self, buckets: Buckets) -> Buckets:
-        """Those whose body is there, and the heads for what it returns."""
-
-        def is_ready(bucket: int) -> bool:
-            heads = [(buckets.outputs_of(bucket), greedy) for greedy in (False, True)]
-            return bucket in self.bodies and all(head in self.samples for head in heads)
-
-        return replace(buckets, tokens=tuple(filter(is_ready, buckets.tokens)))
+        """Those whose bodies are there, and heads for all rows and for rows of the best token alone."""
+        return replace(
+            buckets,
+            tokens=tuple(bucket for bucket in buckets.tokens if bucket in self.bodies),
+            outputs=tuple(size for size in buckets.outputs if {(size, True), (size, False)} <= self.samples.keys()),
+        )
 
 
 def compile_programs(
@@ -153,17 +152,16 @@ def compile_programs(
 
 
 def late_keys(shapes: ProgramShapes, keys: Iterable[Key], *, with_largest: bool) -> set[Key]:
-    """What a server can begin without: all bodies but the smallest that has a token for each row, and heads that only
-    those others use. with_largest: nor without the largest, which needs most memory."""
+    """What a server can begin without: all bodies but the smallest that has a token for each row, and all heads but the
+    largest. with_largest: nor without the largest body, which needs most memory."""
     buckets = shapes.buckets
     first = {
-        buckets.tokens_for(min(buckets.outputs[-1], buckets.tokens[-1])),
+        buckets.tokens_for(min(shapes.max_num_seqs, buckets.tokens[-1])),
         *(buckets.tokens[-1:] if with_largest else ()),
     }
-    outputs = {buckets.outputs_of(bucket) for bucket in first}
 
     def is_late(kind: str, size: Any) -> bool:
-        return (kind == "body" and size not in first) or (kind == "sample" and size[0] not in outputs)
+        return (kind == "body" and size not in first) or (kind == "sample" and size[0] != buckets.outputs[-1])
 
     return {key for key in keys if is_late(*key)}
 
@@ -173,7 +171,7 @@ def assemble(shapes: ProgramShapes, compiled: Mapping[Key, Compiled]) -> Program
     bodies, samples = (
         {key: program for (kind, key), program in compiled.items() if kind == wanted} for wanted in ("body", "sample")
     )
-    prompt_logprobs = compiled["prompt_logprobs", shapes.buckets.most_read]
+    prompt_logprobs = compiled["prompt_logprobs", shapes.buckets.most_outputs]
     kinds = ("initial_state", "reset_row", "set_rules", "copy_blocks")
     initial, reset, rules, copy = (compiled[kind, shapes.max_num_seqs] for kind in kinds)
     groups = range(len(shapes.host_slots))
@@ -242,8 +240,9 @@ def lowerings(
     axis = RULES["vocab"] if several else None
     on_each = functools.partial(_on_each_device, mesh=several)
     rows_per_tile = ROWS_PER_TILE.get(mesh_of(sharding).devices.flat[0].platform, 1)
+    hidden_shape = (shapes.buckets.most_outputs, config.hidden_size)
+    hidden = jax.ShapeDtypeStruct(hidden_shape, shapes.dtype, sharding=sharding)
     for size in reversed(shapes.buckets.outputs):
-        hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
         for greedy in (False, True):
             packing = sample_packing(size)
             sample = make_sample(
@@ -251,6 +250,7 @@ def lowerings(
                 packing,
                 greedy=greedy,
                 processed_logprobs=shapes.processed_logprobs,
+                num_drafts=shapes.num_speculative_tokens,
                 rows_per_tile=rows_per_tile,
                 axis=axis,
             )
@@ -262,8 +262,7 @@ def lowerings(
                 state = (rows.sampling, rows.rules, rows.counts, rows.last_tokens)
                 arguments = (head_weight, hidden, *state, packing.abstract(sharding), masks)
             yield ("sample", (size, greedy)), functools.partial(sample.lower, *arguments)
-    size = shapes.buckets.most_read
-    hidden = jax.ShapeDtypeStruct((size, config.hidden_size), shapes.dtype, sharding=sharding)
+    size = shapes.buckets.most_outputs
     packing = prompt_logprobs_packing(size)
     head = jit(on_each(make_prompt_logprobs(config, packing, rows_per_tile=rows_per_tile, axis=axis)))
     yield ("prompt_logprobs", size), functools.partial(head.lower, head_weight, hidden, packing.abstract(sharding))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from xlaserve.core.outputs import EngineOutput
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler
+from xlaserve.engine.occupancy import internal_waste
 from xlaserve.engine.simulation.summaries import Curve, Histogram, TimeAverage
 
 
@@ -54,7 +55,7 @@ class Measures:
     def passing(self, now: float, seconds: float, scheduler: Scheduler) -> None:
         """For `seconds` from `now` on things stay as they are."""
         blocks = scheduler.block_manager
-        usage, waste = blocks.num_used_blocks / blocks.num_blocks, blocks.internal_waste(scheduler.running)
+        usage, waste = blocks.num_used_blocks / blocks.num_blocks, internal_waste(scheduler)
         num_running, num_waiting = len(scheduler.running), len(scheduler.waiting)
         self.usage.add(usage, seconds)
         self.num_running.add(num_running, seconds)

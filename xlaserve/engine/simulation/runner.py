@@ -74,7 +74,7 @@ class SimulatedRunner:
     def _compute(self, body: Body) -> None:
         num_tokens = sum([row.num_tokens for row in body.rows])
         context_tokens = sum([row.start for row in body.rows]) + num_tokens
-        padded_tokens = self._buckets.tokens_for(max(num_tokens, body.num_samples))
+        padded_tokens = self._buckets.tokens_for(num_tokens)
         self.num_tokens += num_tokens
         self.bucket_use.count(padded_tokens, num_tokens)
         self._free_at = max(self._free_at, self._clock.now) + self._costs.seconds(padded_tokens, context_tokens)

@@ -15,8 +15,9 @@ from jax import Array, lax
 
 from xlaserve.models.config import ModelConfig
 from xlaserve.models.registry import compute_logits
-from xlaserve.runner.commands import Sample
+from xlaserve.runner.commands import NO_DRAFT, Sample
 from xlaserve.runner.heads.blocks import Blocks, in_blocks
+from xlaserve.runner.heads.drafts import accepted, with_drafts
 from xlaserve.runner.heads.draw import argmax, draw
 from xlaserve.runner.heads.edits import edit
 from xlaserve.runner.packing import DROPPED, Packing
@@ -37,17 +38,19 @@ class SampleOutput:
 
 def sample_packing(num_outputs: int) -> Packing:
     rows = (num_outputs,)
-    names = ("hidden_rows", "rows", "positions")
+    names = ("hidden_rows", "rows", "positions", "drafts")
     return Packing((*((name, rows) for name in names), ("want_logprobs", ()), ("has_masks", ())))
 
 
 def pack_sample(packing: Packing, command: Sample) -> np.ndarray:
     buffer, parts = packing.new()
     parts["rows"][:] = DROPPED
+    parts["drafts"][:] = NO_DRAFT
     for i, sample_row in enumerate(command.rows):
         parts["hidden_rows"][i] = sample_row.hidden_row
         parts["rows"][i] = sample_row.row
         parts["positions"][i] = sample_row.position
+        parts["drafts"][i] = sample_row.draft
     parts["want_logprobs"][...] = command.want_logprobs
     parts["has_masks"][...] = bool(command.masks)
     return buffer
@@ -67,16 +70,17 @@ def make_sample(
     *,
     greedy: bool,
     processed_logprobs: bool = False,
+    num_drafts: int = 0,
     rows_per_tile: int = 1,
     axis: str | None = None,
 ) -> Callable[..., tuple]:
-    """The function to compile: (head_weight, hidden [S, D], sampling, rules, counts, last_tokens, packed, masks) ->
+    """The function to compile: (head_weight, hidden [any, D], sampling, rules, counts, last_tokens, packed, masks) ->
     (SampleOutput, counts, last_tokens). To be donated: counts and last_tokens.
 
     greedy: for steps whose rows all have temperature 0, no rules and no mask; then it is (head_weight, hidden,
     last_tokens, packed) -> (SampleOutput, last_tokens). processed_logprobs: of the distribution that is drawn from,
-    with rules, masks, temperature and cuts; else the model's own. rows_per_tile: as the platform keeps the logits
-    (`blocks.ROWS_PER_TILE`); nothing else depends on it. axis: as `compute_logits` takes it.
+    with rules, masks, temperature and cuts; else the model's own. num_drafts: of a row, at most. rows_per_tile: as the
+    platform keeps the logits (`blocks.ROWS_PER_TILE`); nothing else depends on it. axis: as `compute_logits` takes it.
     """
 
     def logits_of(head_weight: Array, hidden: Array, parts: Mapping[str, Array]) -> Array:
@@ -89,7 +93,7 @@ def make_sample(
         tokens, best = argmax(blocks)
         logprobs = _logprobs(parts["want_logprobs"], logits, blocks, tokens)
         output = SampleOutput(tokens, jnp.isfinite(best), *logprobs)
-        return output, last_tokens.at[parts["rows"]].set(tokens, mode="drop")
+        return output, last_tokens.at[_first_rows(parts)].set(tokens, mode="drop")
 
     def sample(
         head_weight: Array, hidden: Array, sampling: SamplingState, rules: RuleState, counts: Array,
@@ -114,6 +118,7 @@ def make_sample(
 
         def choose_edited() -> tuple[Array, ...]:
             my_rules, my_counts = jax.tree.map(lambda array: _rows_of(array, rows), (rules, counts))
+            my_counts = with_drafts(my_counts, parts["drafts"], num_drafts)
             edited = edit(logits, mine, my_rules, my_counts, positions, masks)
             return choose(edited, in_blocks(edited, rows_per_tile))
 
@@ -123,10 +128,16 @@ def make_sample(
             tokens, *logprobs = lax.cond(any_edit, choose_edited, lambda: choose(logits, blocks))
         best = blocks.peaks.max(axis=-1)  # of the model's: a NaN shows whether masked or not
         output = SampleOutput(tokens, jnp.isfinite(best), *logprobs)
-        counts = counts.at[jnp.where(has_rules, rows, DROPPED), tokens].add(1, mode="drop")
-        return output, counts, last_tokens.at[parts["rows"]].set(tokens, mode="drop")
+        counted = has_rules & accepted(parts["drafts"], tokens) & (tokens >= 0)
+        counts = counts.at[jnp.where(counted, rows, DROPPED), tokens].add(1, mode="drop")
+        return output, counts, last_tokens.at[_first_rows(parts)].set(tokens, mode="drop")
 
     return sample_greedy if greedy else sample
+
+
+def _first_rows(parts: Mapping[str, Array]) -> Array:
+    """int32 [S]: the rows, but one of several with drafts: what these end with the host knows before it is needed."""
+    return jnp.where(parts["drafts"] == NO_DRAFT, parts["rows"], DROPPED)
 
 
 def _rows_of(array: Array, rows: Array) -> Array:
