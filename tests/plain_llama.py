@@ -11,26 +11,33 @@ Rounding = Callable[[np.ndarray], np.ndarray]
 
 
 def plain_logits(
-    config: dict[str, Any], tensors: Tensors, token_ids: list[int], rounded_kv: Rounding = lambda x: x
+    config: dict[str, Any],
+    tensors: Tensors,
+    token_ids: list[int],
+    rounded_kv: Rounding = lambda x: x,
+    rounded_inputs: Rounding = lambda x: x,
 ) -> np.ndarray:
-    """float64 [T, V]. config: a config.json, with default ropes. rounded_kv: what is read of keys, values [T, K, H]."""
+    """float64 [T, V]. config: a config.json, with default ropes.
+
+    rounded_kv: what is read of keys and values [T, K, H]. rounded_inputs: what is multiplied with layers' matrices.
+    """
     weights = {name: tensor.astype(np.float64) for name, tensor in tensors.items()}
     eps, head_dim = config["rms_norm_eps"], config["head_dim"]
     positions = np.arange(len(token_ids))
     x = weights["model.embed_tokens.weight"][token_ids]
     for layer in range(config["num_hidden_layers"]):
         named = _of(weights, f"model.layers.{layer}.")
-        h = _norm(x, named("input_layernorm"), eps)
+        h = rounded_inputs(_norm(x, named("input_layernorm"), eps))
         q, k, v = ((h @ named(f"self_attn.{name}_proj").T).reshape(len(x), -1, head_dim) for name in "qkv")
         q, k = (_rotate(each, positions, config["rope_parameters"]["rope_theta"]) for each in (q, k))
         k, v = (np.repeat(rounded_kv(each), q.shape[1] // each.shape[1], axis=1) for each in (k, v))
         scores = np.einsum("qnh,knh->nqk", q, k) / np.sqrt(head_dim)
         scores = np.where(positions <= positions[:, None], scores, -np.inf)
         attended = np.einsum("nqk,knh->qnh", _softmax(scores), v).reshape(len(x), -1)
-        x = x + attended @ named("self_attn.o_proj").T
-        h = _norm(x, named("post_attention_layernorm"), eps)
+        x = x + rounded_inputs(attended) @ named("self_attn.o_proj").T
+        h = rounded_inputs(_norm(x, named("post_attention_layernorm"), eps))
         gate, up = h @ named("mlp.gate_proj").T, h @ named("mlp.up_proj").T
-        x = x + (gate / (1 + np.exp(-gate)) * up) @ named("mlp.down_proj").T
+        x = x + rounded_inputs(gate / (1 + np.exp(-gate)) * up) @ named("mlp.down_proj").T
     head = weights.get("lm_head.weight", weights["model.embed_tokens.weight"])
     return _norm(x, weights["model.norm.weight"], eps) @ head.T
 

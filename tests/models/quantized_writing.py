@@ -27,9 +27,9 @@ _LINEAR = {"targets": ["Linear"], "output_activations": None}
 _BY_TOKEN = {"dynamic": True, "strategy": "token", "symmetric": True, "num_bits": 8}
 
 
-def random_tensors() -> Tensors:
+def random_tensors(seed: int) -> Tensors:
     """float32, of the plain model."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int) -> np.ndarray:
         return rng.normal(0, 0.2, (rows, columns)).astype(np.float32)
@@ -179,17 +179,19 @@ def write_folder(
     plain: tuple[str, ...] = ("lm_head", "model.embed_tokens"),
     changes: dict[str, Any] | None = None,
     more: Tensors | None = None,
+    scales: type | None = None,
+    seed: int = 0,
 ) -> Tensors:
     """Writes the model; `plain` modules stay bfloat16. Returns what all its tensors stand for, float64.
 
-    changes: keys of quantization_config. more: further tensors.
+    changes: keys of quantization_config. more: further tensors. scales: a dtype that theirs is rounded to.
     """
     quantization, store, _ = FORMS[form]
     folder.mkdir(parents=True, exist_ok=True)
     config = CONFIG | {"quantization_config": quantization | (changes or {})}
     (folder / "config.json").write_text(json.dumps(config))
     stored, exact = dict(more or {}), {}
-    for name, tensor in random_tensors().items():
+    for name, tensor in random_tensors(seed).items():
         module = name.removesuffix(".weight")
         if tensor.ndim == 1 or module in plain:
             stored[name] = tensor.astype(ml_dtypes.bfloat16)
@@ -197,5 +199,7 @@ def write_folder(
         else:
             parts, exact[name] = store(tensor)
             stored |= {f"{module}.{suffix}": np.ascontiguousarray(part) for suffix, part in parts.items()}
+    if scales is not None:
+        stored = {name: part.astype(scales) if "scale" in name else part for name, part in stored.items()}
     save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
     return exact

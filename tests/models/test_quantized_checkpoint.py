@@ -139,6 +139,7 @@ def with_parts(**parts: np.ndarray):
         ("int8", lambda t: t.update(with_parts(surplus=np.ones(3, np.float32))), r"surplus: in .* no such parameter"),
         ("int8", lambda t: t.update({"model.layers.7.input_scale": np.ones(1, np.float32)}), r"7.input_scale: in"),
         ("int8", lambda t: t.update(with_parts(weight=np.ones((64, 64), np.float32))), r"q_proj.*says so"),
+        ("int8", lambda t: t.update({"model.embed_tokens.weight": np.ones((96, 64), np.int8)}), r"embeddings that are"),
         ("int8", lambda t: t.update({"lm_head.weight": np.ones((96, 64), np.int8)}), r"lm_head: .*leaves it out"),
     ],
 )  # fmt: skip

@@ -64,7 +64,7 @@ def test_kernels_multiply_with_what_was_decoded(case, group):
         )
     size = kernel_group(96, group)
     assert size == 32
-    values, scales, zeros = kernel_parts(decoded, size)
+    values, scales, zeros = kernel_parts(decoded, "w4a16", size)
     weight = QuantizedWeight(*map(as_array, (values, scales, zeros)), "w4a16", size)
     found = quantized_matmul(jnp.eye(96, dtype=jnp.float32), weight, backend="xla").T
     np.testing.assert_allclose(found, decoded.dequantized, rtol=1e-5, atol=1e-6)

@@ -209,7 +209,9 @@ def _start(
         max_waiting_tokens=config.server.max_waiting_tokens,
         sleep_after=config.server.sleep_after,
         sleep_level=config.server.sleep_level,
-        store=WeightsStore(runner, model.config, decided.specs, settings.dtype, decided.mesh, checkpoint),
+        store=WeightsStore(
+            runner, model.config, decided.specs, settings.dtype, decided.mesh, checkpoint, settings.quantization
+        ),
         startup=StartupFacts(
             compiled=LOG.compiled,
             cache_hits=LOG.cache_hits,

@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from jax.sharding import NamedSharding
 from jax.stages import Compiled, Lowered
 
-from xlaserve.config import Config
+from xlaserve.config import Config, QuantizationName
 from xlaserve.engine.reporter import Reporter
 from xlaserve.errors import ConfigError
 from xlaserve.runner.bundle import BundleMismatch, open_bundle, read_manifest
@@ -57,8 +57,8 @@ def adopted(config: Config, reporter: Reporter) -> Config:
     except (LookupError, TypeError, ValueError) as error:
         _refuse_or_tell(config, BundleMismatch(f"{folder}: its manifest lacks {error}"), reporter)
         return config
-    if config.model.dtype == "float32":
-        del found["model"]["quantization"]  # then auto is none
+    if config.model.dtype == "float32" or found["model"]["quantization"] not in get_args(QuantizationName):
+        del found["model"]["quantization"]  # then auto is none, or the checkpoint's own
     sections = {}
     for name, values in found.items():
         section = getattr(config, name)

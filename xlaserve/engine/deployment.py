@@ -14,6 +14,7 @@ from xlaserve.config import Config
 from xlaserve.core.host_pool import HostTier
 from xlaserve.engine.host_tier import host_tier
 from xlaserve.engine.machine import Machine
+from xlaserve.engine.quantization import stored_formats
 from xlaserve.engine.reporter import Reporter
 from xlaserve.engine.settings import Settings, resolve_settings
 from xlaserve.engine.sizing import Sizing, size_pools
@@ -64,7 +65,7 @@ def decide(config: Config, machine: Machine, mesh: Mesh, cache_dir: Path, report
     model = _open(config, cache_dir, reporter)
     if mesh.size > 1 and config.cache.host_memory is not None:
         raise ConfigError(f"cache.host_memory: blocks of {mesh.size} devices cannot go to the host: set it to null")
-    settings = resolve_settings(config, model.config, machine, reporter)
+    settings = resolve_settings(config, model.config, machine, reporter, stored_formats(model.checkpoint))
     reporter.phase("size the KV pool")
     specs = settings.stored(model.specs, mesh)
     sharding, weights = replicated(mesh), abstract_weights(specs, settings.dtype, mesh)

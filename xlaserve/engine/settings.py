@@ -14,7 +14,7 @@ from xlaserve_kernels import backend as kernel_backend
 
 from xlaserve.config import Config
 from xlaserve.engine.machine import Machine
-from xlaserve.engine.quantization import choose_quantization
+from xlaserve.engine.quantization import StoredFormats, choose_quantization
 from xlaserve.engine.reporter import Reporter
 from xlaserve.errors import ConfigError
 from xlaserve.layers.quantized import Quantization
@@ -72,15 +72,19 @@ class Settings:
         return specs if self.quantization is None else self.quantization.stored(specs, self.dtype, mesh)
 
 
-def resolve_settings(config: Config, model: ModelConfig, machine: Machine, reporter: Reporter) -> Settings:
-    """Raises ConfigError naming the key, the value and what is allowed."""
+def resolve_settings(
+    config: Config, model: ModelConfig, machine: Machine, reporter: Reporter, stored: StoredFormats | None = None
+) -> Settings:
+    """stored: of a checkpoint whose weights are quantised. Raises ConfigError naming the key, the value and what is
+    allowed.
+    """
     platform, num_devices = machine.platform, machine.num_devices
     count = f"{num_devices} x " if num_devices > 1 else ""
     reporter.info("device", f"{count}{machine.kind}", f"jax {jax.__version__}, platform {platform}")
     _check_shares(model, num_devices)
     backend = _resolve_backend(config.kernels.attention_backend, platform)
     reporter.info("attention_backend", backend, f"kernels.attention_backend: {config.kernels.attention_backend}")
-    quantization, reason = choose_quantization(config.model, model, machine, backend)
+    quantization, reason = choose_quantization(config.model, model, machine, backend, stored)
     reporter.info("quantization", quantization.name if quantization else "none", reason)
     dtype, reason = choose_dtype(config.model.dtype, model, platform, quantized=quantization is not None)
     reporter.info("dtype", dtype.name, reason)

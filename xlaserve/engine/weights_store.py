@@ -8,8 +8,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from xlaserve.engine.quantization import keeps_formats
 from xlaserve.errors import CheckpointError
 from xlaserve.layers.params import ArraySpec, spec_bytes
+from xlaserve.layers.quantized import Quantization
 from xlaserve.models import sources
 from xlaserve.models.checkpoint import Checkpoint
 from xlaserve.models.config import ModelConfig, parse_config
@@ -50,8 +52,9 @@ class WeightsStore:
     """The weights that a ModelRunner's programs take."""
 
     def __init__(
-        self, runner: ModelRunner, config: ModelConfig, specs: Any, dtype: np.dtype, mesh: Mesh, current: Checkpoint
-    ):
+        self, runner: ModelRunner, config: ModelConfig, specs: Any, dtype: np.dtype, mesh: Mesh, current: Checkpoint,
+        quantization: Quantization | None = None,
+    ):  # fmt: skip
         """specs: of the weights as they are kept, in a model of `dtype`."""
         self.current = current
         self._runner = runner
@@ -59,6 +62,7 @@ class WeightsStore:
         self._specs = specs
         self._dtype = dtype
         self._mesh = mesh
+        self._quantization = quantization
 
     def open(self, path: Path) -> Checkpoint:
         checkpoint = sources.open_local(path, str(path))
@@ -70,6 +74,8 @@ class WeightsStore:
         if differing:
             told = (f"{name} is {getattr(config, name)}, here {getattr(self._config, name)}" for name in differing)
             raise CheckpointError(f"{checkpoint.where}: another architecture than the one served: {'; '.join(told)}")
+        if not keeps_formats(self._quantization, checkpoint):
+            raise CheckpointError(f"{checkpoint.where}: its weights are quantised otherwise than those served")
         return checkpoint
 
     def fits_beside(self) -> bool:

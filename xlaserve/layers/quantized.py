@@ -31,17 +31,54 @@ class QuantizedArray:
 
 
 @dataclass(frozen=True)
+class WeightFormat:
+    """How one weight is stored in a checkpoint that is quantised, and what multiplies with it."""
+
+    mode: str  # of MODES
+    group_size: int | None = None  # w4a16: inputs that share a scale
+    scales: str = "float32"  # their dtype, and that of zeros
+    has_zeros: bool = False
+    backend: str = "xla"
+
+
+@dataclass(frozen=True)
 class Quantization:
     """How the matrices of a model are stored, and what multiplies with them. Vectors stay as they are."""
 
-    name: str  # of the setting
-    mode: str  # of MODES: one with 8 bits
+    name: str  # of the setting, or of the checkpoint's method
+    mode: str  # of MODES: one with 8 bits; of a checkpoint, that of its first weight
     backend: str
     group_sizes: tuple[int, ...] = ()  # of activations that share a scale: the first that divides a weight's inputs
+    formats: tuple[tuple[str, WeightFormat], ...] = ()  # of a checkpoint's weights that are quantised, by their names
 
     def stored(self, specs: Any, dtype: np.dtype, mesh: Mesh | None = None) -> Any:
-        """The tree of `specs` with QuantizedArrays for its matrices. mesh: of devices that share them; None: of one."""
-        return map_specs(lambda _, spec: self._parts(spec, dtype, mesh) if len(spec.shape) == 2 else spec, specs)
+        """The tree of `specs` with QuantizedArrays for its matrices, or for those that the checkpoint has quantised.
+
+        mesh: of devices that share them; None: of one.
+        """
+        formats = dict(self.formats)
+
+        def kept(name: str, spec: ArraySpec) -> ArraySpec | QuantizedArray:
+            if name in formats:
+                return self._stored_parts(spec, formats[name], dtype, mesh)
+            return spec if formats or len(spec.shape) != 2 else self._parts(spec, dtype, mesh)
+
+        return map_specs(kept, specs)
+
+    def _stored_parts(
+        self, spec: ArraySpec, stored: WeightFormat, dtype: np.dtype, mesh: Mesh | None
+    ) -> QuantizedArray:
+        if not MODES[stored.mode].packed:
+            return dataclasses.replace(self, mode=stored.mode, backend=stored.backend)._parts(spec, dtype, mesh)
+        (num_outputs, num_inputs), size = spec.shape, stored.group_size or 1
+        groups = num_inputs // size
+        values = ArraySpec((num_outputs, -(-groups // 2) * size), spec.axes, dtype=MODES[stored.mode].values)
+        scales = ArraySpec((groups, num_outputs), (None, spec.axes[0]), dtype=np.dtype(stored.scales))
+        weight: Any = QuantizedWeight(
+            values, scales, scales if stored.has_zeros else None,  # pyright: ignore[reportArgumentType]
+            stored.mode, size,
+        )  # fmt: skip
+        return QuantizedArray(weight, stored.backend, None, dtype)
 
     def _parts(self, spec: ArraySpec, dtype: np.dtype, mesh: Mesh | None) -> QuantizedArray:
         sharding, num_inputs = None, spec.shape[1]

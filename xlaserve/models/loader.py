@@ -13,6 +13,8 @@ from xlaserve.layers.params import ArraySpec, map_specs, named_specs, spec_bytes
 from xlaserve.layers.quantized import QuantizedArray, is_stored_weight, plain_specs
 from xlaserve.models.checkpoint import Checkpoint
 from xlaserve.models.config import ModelConfig
+from xlaserve.models.quantized_checkpoint import QuantizedCheckpoint
+from xlaserve.models.quantized_decoding import kernel_parts
 from xlaserve.models.random_checkpoint import RandomCheckpoint
 
 _MAX_SHOWN = 10
@@ -55,11 +57,17 @@ def load_params(
 def _load_quantized(
     checkpoint: Checkpoint, name: str, spec: QuantizedArray, place: Callable[[np.ndarray, ArraySpec], jax.Array]
 ) -> QuantizedArray:
-    """From the stored precision, not rounded in between."""
+    """From the stored precision, not rounded in between; as it is, where the checkpoint has quantised it."""
     parts: Any = spec.weight
-    values, scales = quantize_on_host(checkpoint.read(name), parts.values.dtype)
-    placed = dataclasses.replace(parts, values=place(values, parts.values), scales=place(scales, parts.scales))
-    return dataclasses.replace(spec, weight=placed)
+    if isinstance(checkpoint, QuantizedCheckpoint):
+        values, scales, zeros = kernel_parts(checkpoint.decode(name), parts.mode, parts.group_size)
+    else:
+        values, scales = quantize_on_host(checkpoint.read(name), parts.values.dtype)
+        zeros = None
+    placed = {"values": place(values, parts.values), "scales": place(scales, parts.scales)}
+    if zeros is not None:
+        placed["zeros"] = place(zeros, parts.zeros)
+    return dataclasses.replace(spec, weight=dataclasses.replace(parts, **placed))
 
 
 def check_tensors(specs: Any, checkpoint: Checkpoint) -> None:

@@ -46,7 +46,9 @@ class QuantizedCheckpoint:
         unused, problems = dict(folder.tensors), []
         for module in sorted(_modules(folder.tensors)):
             scheme = quantization.scheme_of(module)
-            if scheme is None:
+            if module.endswith("embed_tokens"):
+                problems.append(f"{module}: embeddings that are quantised are not supported")
+            elif scheme is None:
                 problems.append(f"{module}: is quantised, but quantization_config leaves it out")
             elif found := self._assemble(module, scheme, unused, problems):
                 self.schemes[f"{module}.weight"], self.tensors[f"{module}.weight"] = scheme, found
@@ -64,6 +66,12 @@ class QuantizedCheckpoint:
         if name not in self.schemes:
             return self._folder.read(name, dtype)
         return self.decode(name).dequantized.astype(dtype or np.float32, copy=False)
+
+    def scale_dtype(self, name: str) -> np.dtype:
+        """Of a weight of `schemes`, as `decode` gives its scales."""
+        scheme, module = self.schemes[name], name.removesuffix(".weight")
+        stored = self._folder.tensors[f"{module}.{'weight_scale' if scheme.storage == 'packed' else 'scales'}"]
+        return np.dtype(ml_dtypes.bfloat16 if stored.dtype == "BF16" else np.float32)
 
     def decode(self, name: str) -> Decoded:
         """A weight of `schemes`. Raises CheckpointError for contents that contradict the config, or each other."""

@@ -7,7 +7,7 @@ QuantLinear.pack, and pack_to_int32 of compressed-tensors.
 from dataclasses import dataclass
 
 import numpy as np
-from xlaserve_kernels.quantized_matmul.weight import GROUP_SIZES
+from xlaserve_kernels.quantized_matmul import GROUP_SIZES, MODES
 
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # of output 8n + i in word n: AutoAWQ writes 0, 2, 4, 6, 1, 3, 5, 7
 MIDDLE = 8  # of 4 bits: the zero point where none is stored
@@ -79,8 +79,10 @@ def kernel_group(num_inputs: int, group_size: int | None) -> int | None:
     return max((size for size in GROUP_SIZES if (group_size or num_inputs) % size == 0), default=None)
 
 
-def kernel_parts(decoded: Decoded, group: int) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-    """Values, scales and zeros of 4-bit weights as `QuantizedWeight` has them, for groups of `group` inputs."""
+def kernel_parts(decoded: Decoded, mode: str, group: int | None) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """Values, scales and zeros as a `QuantizedWeight` of `mode` has them; group: of 4-bit weights."""
+    if group is None or not MODES[mode].packed:
+        return decoded.values, decoded.scales[:, 0], None
     num_outputs, num_inputs = decoded.values.shape
     groups = num_inputs // group
 

@@ -80,8 +80,11 @@ def manifest_of(shapes: ProgramShapes, sharding: NamedSharding) -> Manifest:
 def architecture_digest(config: ModelConfig) -> str:
     """Alike for models that the same programs serve, whatever their weights."""
     weights = {name: spec.shape for name, spec in named_specs(FAMILIES[config.family].param_specs(config))}
-    described = json.dumps([_architecture(config), weights], sort_keys=True)
-    return hashlib.sha256(described.encode()).hexdigest()[:16]
+    return _digest([_architecture(config), weights])
+
+
+def _digest(described: Any) -> str:
+    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def differences(found: Manifest, wanted: Manifest) -> Iterator[str]:
@@ -104,7 +107,10 @@ def _as_json(shapes: ProgramShapes) -> dict[str, Any]:
     def plain(value: Any) -> Any:
         return value.name if isinstance(value, np.dtype) else str(value)
 
-    return json.loads(json.dumps(dataclasses.asdict(shapes) | {"config": _architecture(shapes.config)}, default=plain))
+    found = json.loads(json.dumps(dataclasses.asdict(shapes) | {"config": _architecture(shapes.config)}, default=plain))
+    if found["quantization"]:  # of each weight, which is too much to be told where it differs
+        found["quantization"]["formats"] = _digest(found["quantization"]["formats"])
+    return found
 
 
 def _architecture(config: ModelConfig) -> dict[str, Any]:
