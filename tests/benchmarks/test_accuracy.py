@@ -1,13 +1,14 @@
-"""The measure of accuracy, against transformers' recordings of a tiny model."""
+"""The measure of accuracy, against transformers' recordings of a tiny model; and int8 on a real one by it."""
 
 import math
 
 import numpy as np
 import pytest
 
-from benchmarks.accuracy import Agreement, agreement, perplexity
+from benchmarks.accuracy import ROOT, Agreement, agreement, perplexity
 from tests import tiny_models
 from tests.engine.test_end_to_end import start
+from xlaserve.engine.llm import LLM
 
 
 @pytest.fixture(scope="module")
@@ -33,3 +34,14 @@ def test_agreement_counts_likeliest_tokens_and_finds_the_widest_gap(tiny):
     assert agreement(tiny, [changed | {"steps": steps}]) == Agreement(19, 20, 0.25)
     steps[-1]["top"].pop()
     assert agreement(tiny, [changed | {"steps": steps}]).widest_gap == math.inf
+
+
+@pytest.mark.models
+def test_int8_costs_smollm2_less_than_a_fiftieth_of_its_perplexity(demo_gguf, cache_dir):
+    limits = ["model.max_model_len=257", "scheduler.max_num_seqs=4", "scheduler.max_num_batched_tokens=32"]
+    found = {}
+    for quantization in ("none", "int8"):
+        overrides = [*limits, "model.dtype=bfloat16", f"model.quantization={quantization}"]
+        with LLM(str(demo_gguf), overrides=overrides, cache_dir=cache_dir) as llm:
+            found[quantization] = perplexity(llm, llm.tokenizer.encode((ROOT / "LICENSE").read_text())[:256])
+    assert found["int8"] < 1.02 * found["none"], found
