@@ -9,12 +9,13 @@ import pytest
 
 from xlaserve.layers import linear
 from xlaserve.layers.params import map_specs
+from xlaserve.layers.quantized import Quantization
 from xlaserve.models.config import parse_config
 from xlaserve.models.registry import FAMILIES, head_weight
 from xlaserve.runner.buckets import Buckets, make_buckets
 from xlaserve.runner.dtype import named_dtype
 from xlaserve.runner.program_memory import probe_memory, program_memory
-from xlaserve.runner.programs import Programs, ProgramShapes, compile_programs, lowerings
+from xlaserve.runner.programs import Programs, ProgramShapes, compile_all, compile_programs, lowerings
 from xlaserve.sharding import make_mesh, replicated
 
 TINY = {
@@ -93,3 +94,18 @@ def test_a_prompt_chunk_copies_no_weights(monkeypatch):
     programs, shapes = compile_tiny(named_dtype("bfloat16"), hidden_size=256, intermediate_size=1024)
     mlps = 4 * shapes.config.num_layers * 3 * 256 * 1024  # bytes of their float32 copies
     assert programs.bodies[48].memory_analysis().temp_size_in_bytes < 0.75 * mlps
+
+
+@pytest.mark.parametrize("mode", ["w8a16", "fp8_w8a8"])
+def test_a_step_widens_quantised_weights_layer_by_layer(mode):
+    """The compiler would widen those of all layers first, and keep a copy of the whole model."""
+    shapes, *_, sharding = tiny(np.dtype(np.float32), hidden_size=256, intermediate_size=1024)
+    quantization = Quantization("named", mode, "xla")
+    specs = quantization.stored(FAMILIES["llama"].param_specs(shapes.config), shapes.dtype)
+    params = map_specs(
+        lambda _, spec: jax.ShapeDtypeStruct(spec.shape, spec.dtype or shapes.dtype, sharding=sharding), specs
+    )
+    jobs = dict(lowerings(shapes, params, head_weight(params), sharding))
+    body = compile_all({("body", 4): jobs["body", 4]}, sharding, lambda *_: None)["body", 4]
+    mlps = 4 * shapes.config.num_layers * 3 * 256 * 1024  # bytes of their float32 copies
+    assert body.memory_analysis().temp_size_in_bytes < 0.75 * mlps

@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 from jax import Array, lax
 
+from xlaserve_kernels.cpu_features import multiplies_bfloat16
 from xlaserve_kernels.quantized_matmul.weight import MODES, QuantizedWeight, unpack
 
 
@@ -13,9 +14,10 @@ def quantized_matmul_xla(
     if MODES[weight.mode].packed:
         y = _product(x, _unpacked(weight, x.dtype))
     elif x_scales is None:
-        y = _product(x, weight.values.astype(x.dtype)) * weight.scales
+        y = _product_widened(x, weight.values) * weight.scales
     elif x_scales.shape[1] == 1:
-        y = _product(x, weight.values).astype(jnp.float32) * x_scales * weight.scales
+        multiply = _product if x.dtype == jnp.int8 else _product_widened
+        y = multiply(x, weight.values).astype(jnp.float32) * x_scales * weight.scales
     else:
         y = _product_by_groups(x, x_scales, weight.values) * weight.scales
     return (y if bias is None else y + bias.astype(jnp.float32)).astype(out_dtype)
@@ -25,6 +27,24 @@ def _product(x: Array, weight: Array) -> Array:
     """x [T, in] times weight [out, in]; int32 of int8 values, else float32."""
     kind = jnp.int32 if x.dtype == jnp.int8 else jnp.float32
     return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=kind)
+
+
+def _product_widened(x: Array, weight: Array) -> Array:
+    """x and weight of dtypes that have no product of their own on CPUs, where they are widened first."""
+    return lax.platform_dependent(x, weight, cpu=_product_in_turn, default=lambda x, w: _product(x, w.astype(x.dtype)))
+
+
+def _product_in_turn(x: Array, weight: Array) -> Array:
+    """Widens the weight (int8 or float8) when its turn has come: its bits are joined with a zero that depends on x.
+
+    Else the compiler does those of all layers at once, ahead of the first, and keeps a copy of the whole model.
+    """
+    wide = jnp.bfloat16 if x.dtype == jnp.bfloat16 and multiplies_bfloat16() else jnp.float32
+    x = x.astype(wide)
+    first = lax.bitcast_convert_type(x[0, 0].astype(jnp.float32), jnp.uint32)
+    zero = lax.shift_right_logical(lax.shift_right_logical(first, jnp.uint32(31)), jnp.uint32(1)).astype(jnp.uint8)
+    bits = lax.bitcast_convert_type(weight, jnp.uint8) | zero
+    return _product(x, lax.bitcast_convert_type(bits, weight.dtype).astype(wide))
 
 
 def _product_by_groups(x: Array, x_scales: Array, weight: Array) -> Array:
