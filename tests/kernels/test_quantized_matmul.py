@@ -59,15 +59,16 @@ def test_every_mode(mode, group, inputs, backend):
 )
 @pytest.mark.parametrize("num_tokens", [1, 2, 9])
 def test_native_code(group, inputs, out, num_tokens, out_dtype):
-    x, weight, bias = drawn("w8a8", group, inputs, out, num_tokens)
-    assert_close(x, weight, bias, "cpu_native", out_dtype)
-    assert_close(x, weight, None, "cpu_native", out_dtype)
+    for mode in ("w8a8",) if group else ("w8a8", "w8a16"):
+        x, weight, bias = drawn(mode, group, inputs, out, num_tokens)
+        assert_close(x, weight, bias, "cpu_native", out_dtype)
+        assert_close(x, weight, None, "cpu_native", out_dtype)
 
 
 @needs_native
 def test_native_code_names_the_modes_it_has_not():
-    x, weight, _ = drawn("w8a16", None, 64, 8, 1)
-    with pytest.raises(ValueError, match="mode w8a16: cpu_native multiplies w8a8 only; xla takes it"):
+    x, weight, _ = drawn("w4a16", 32, 64, 8, 1)
+    with pytest.raises(ValueError, match="mode w4a16: cpu_native multiplies w8a8 and w8a16 only; xla takes it"):
         quantized_matmul(x, weight, backend="cpu_native")
 
 

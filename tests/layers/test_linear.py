@@ -28,12 +28,13 @@ def native_code(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 96, 40), (2, 99, 6), (3, 7, 1), (39, 100, 41)])
+@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 96, 40), (2, 99, 6), (3, 7, 1), (4, 1100, 9), (130, 100, 41)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_code_is_exact_to_float32(rows, inputs, outputs, dtype, native_code, monkeypatch):
     monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
     rng = np.random.default_rng(rows)
     x, weight = (jnp.asarray(rng.standard_normal(shape), dtype) for shape in ((rows, inputs), (outputs, inputs)))
+    x = x.at[rows // 2].set(0)  # native code passes over it, unless it is the only one
     lowered = jax.jit(lambda x, weight: linear.project(x, weight)).lower(x, weight)
     assert ("xlaserve_matmul" in lowered.as_text()) == native_code
     expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
@@ -52,7 +53,8 @@ def test_products_are_exact_to_float32(rows, dtype, native_bfloat16):
 
 
 @pytest.mark.parametrize(("platform", "widened"), [("cpu", True), ("tpu", False), ("cuda", False)])
-def test_weights_are_widened_on_processors_without_bfloat16_only(platform, widened, native_bfloat16):
+def test_weights_are_widened_on_processors_without_bfloat16_only(platform, widened, native_bfloat16, monkeypatch):
+    monkeypatch.setattr(linear, "_has_native_code", lambda: False)
     x, weight = jnp.ones((40, 96), jnp.bfloat16), jnp.ones((24, 96), jnp.bfloat16)
     lowered = jax.jit(lambda x, weight: linear.project(x, weight)).trace(x, weight)
     text = lowered.lower(lowering_platforms=(platform,)).as_text()

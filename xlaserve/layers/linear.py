@@ -1,5 +1,7 @@
 """Matrix products with weights stored as checkpoints have them, [out, in]."""
 
+from functools import partial
+
 import flax.struct
 import jax
 import jax.numpy as jnp
@@ -9,12 +11,6 @@ from xlaserve_kernels.cpu_features import multiplies_bfloat16
 
 from xlaserve.layers.params import ArraySpec, Axis
 from xlaserve.layers.quantized import QuantizedArray, quantized_logits, quantized_product, quantized_rows
-
-# From this many rows on, XLA's float32 product is the fastest, bfloat16 weights widened for it where they must be: 8%
-# slower than float32 weights at 256 rows, where bfloat16 products take 1.5 times as long. Of fewer, native code takes
-# 0.5 to 0.8 of XLA's time; at 64 as long.
-_ROWS_FOR_XLA = 40
-
 
 @flax.struct.dataclass
 class Linear:
@@ -43,39 +39,35 @@ def linear(x: Array, p: Linear) -> Array:
     """x [T, in] -> [T, out] in x's dtype; accumulated in float32, or as the quantised weight says."""
     if isinstance(p.weight, QuantizedArray):
         return quantized_product(x, p.weight, p.bias)
-    y = lax.platform_dependent(x, p.weight, cpu=_rounded, default=_rounded_within)
-    return y if p.bias is None else y + p.bias
+    on_cpu = partial(_product_on_cpu, out_dtype=x.dtype)
+    return lax.platform_dependent(x, p.weight, p.bias, cpu=on_cpu, default=_rounded_within)
 
 
-def _rounded(x: Array, weight: Array) -> Array:
-    return project(x, weight).astype(x.dtype)
-
-
-def _rounded_within(x: Array, weight: Array) -> Array:
+def _rounded_within(x: Array, weight: Array, bias: Array | None) -> Array:
     """Rounded by the product itself: what a GPU's library writes as float32 is not converted by it."""
-    return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=x.dtype)
+    y = jnp.einsum("ti,oi->to", x, weight, preferred_element_type=x.dtype)
+    return y if bias is None else y + bias
 
 
 def project(x: Array, weight: Array | QuantizedArray) -> Array:
     """x [T, in] times weight [out, in] -> float32 [T, out]. Of a weight that devices share, the part that is here."""
     if isinstance(weight, QuantizedArray):
         return quantized_logits(x, weight)
-    if x.dtype not in (jnp.float32, jnp.bfloat16) or (x.dtype == jnp.bfloat16 and multiplies_bfloat16()):
-        return _product(x, weight)
-    if x.shape[0] < _ROWS_FOR_XLA:
-        on_cpu = _native_product if _has_native_code() else _product
-    else:
-        on_cpu = _product_in_float32 if x.dtype == jnp.bfloat16 else _product
+    on_cpu = partial(_product_on_cpu, bias=None, out_dtype=jnp.float32)
     return lax.platform_dependent(x, weight, cpu=on_cpu, default=_product)
+
+
+def _product_on_cpu(x: Array, weight: Array, bias: Array | None, *, out_dtype) -> Array:
+    emulates = x.dtype == jnp.bfloat16 and not multiplies_bfloat16()
+    if _has_native_code() and (x.dtype == jnp.float32 or emulates):
+        return native.matmul(x, weight, bias, out_dtype)
+    y = (_product_in_float32 if emulates else _product)(x, weight).astype(out_dtype)
+    return y if bias is None else y + bias
 
 
 def _has_native_code() -> bool:
     """Which several devices cannot share: XLA does not know how it could be cut."""
     return native.loaded() is not None and jax.device_count() == 1
-
-
-def _native_product(x: Array, weight: Array) -> Array:
-    return native.call("matmul", jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32))(x, weight)
 
 
 def _product(x: Array, weight: Array) -> Array:
@@ -93,7 +85,7 @@ def _product_in_float32(x: Array, weight: Array) -> Array:
 
 
 def embed(token_ids: Array, p: Embedding) -> Array:
-    """token_ids int32 [T] -> [T, D]. Ids are checked on the host; a gather would clamp them silently."""
+    """token_ids int32 [T] -> [T, D]; zeros for V, which is padding's. Other ids are checked on the host."""
     if isinstance(p.weight, QuantizedArray):
         return quantized_rows(p.weight, token_ids)
-    return jnp.take(p.weight, token_ids, axis=0, mode="clip")
+    return jnp.take(p.weight, token_ids, axis=0, mode="fill", fill_value=0)

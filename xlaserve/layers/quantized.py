@@ -2,6 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import flax.struct
@@ -112,8 +113,12 @@ def plain_specs(specs: Any) -> Any:
 
 
 def quantized_rows(p: QuantizedArray, index: Array) -> Array:
-    """Rows of the weight, as embeddings: index int32 [T] -> [T, in] in p.dtype. One with scales per output."""
-    values, scales = (jnp.take(part, index, axis=0, mode="clip") for part in (p.weight.values, p.weight.scales))
+    """Rows of the weight, as embeddings: index int32 [T] -> [T, in] in p.dtype; zeros for an index behind the last.
+
+    Of a weight with scales per output.
+    """
+    taken = partial(jnp.take, indices=index, axis=0, mode="fill", fill_value=0)
+    values, scales = taken(p.weight.values), taken(p.weight.scales)
     return (values.astype(jnp.float32) * scales[:, None]).astype(p.dtype)
 
 

@@ -90,6 +90,7 @@ def make_body(
             )
             for table in block_tables
         )
+        token_ids = jnp.where(valid, token_ids, config.vocab_size)  # padding: zeros, which native code passes over
         batch = ForwardBatch(token_ids, positions, parts["output_tokens"], groups)
         hidden, kv_caches = forward(params, config, plan, kv_caches, batch)
         return hidden, kv_caches, block_tables

@@ -92,11 +92,15 @@ ffi::Error int8_matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer x_
   return ffi::Error::Success();
 }
 
-ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> y) {
+ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer w_scales,
+                  ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y) {
   FloatMatmul m{};
   shape_of(&m, x, w, *y);
   m.x = x.untyped_data(), m.x_is_bfloat16 = is_bfloat16(x);
-  m.w = w.untyped_data(), m.w_is_bfloat16 = is_bfloat16(w);
+  m.w = w.untyped_data(), m.w_scales = or_null<float>(w_scales), m.bias = or_null<float>(bias);
+  m.w_stored = w.element_type() == ffi::DataType::S8 ? Weights::kInt8
+               : is_bfloat16(w)                      ? Weights::kBFloat16
+                                                     : Weights::kFloat32;
   multiply(m, on_pool(pool));
   return ffi::Error::Success();
 }
@@ -132,8 +136,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_int8_matmul, xlaserve::int8_matmul,
                                   .Arg<AnyBuffer>()   // bias, or empty
                                   .Ret<AnyBuffer>());
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    xlaserve_matmul, xlaserve::matmul,
-    ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<AnyBuffer>().Arg<AnyBuffer>().Ret<AnyBuffer>());
+XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_matmul, xlaserve::matmul,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<AnyBuffer>()   // x
+                                  .Arg<AnyBuffer>()   // weight
+                                  .Arg<AnyBuffer>()   // its scales, or empty
+                                  .Arg<AnyBuffer>()   // bias, or empty
+                                  .Ret<AnyBuffer>());
 
 #pragma GCC visibility pop

@@ -1,5 +1,6 @@
-// An item of work is a strip of outputs. A panel of kPanel of its weights stays in the first cache while all tokens are
-// multiplied with it, a few at a time, so that the sums of a tile stay in registers. Vectors run along the inputs.
+// An item of work is a strip of outputs. A panel of the weights of kPanel outputs stays in the first cache, as floats, while
+// tokens are multiplied with it, a few at a time, so that the sums of a tile stay in registers. Vectors run along the
+// inputs, of which there may be so many that they are taken block by block.
 #include "matmul.h"
 
 #include <algorithm>
@@ -12,45 +13,90 @@
 namespace xlaserve {
 namespace {
 
-constexpr int kPanel = 4;                  // outputs
-constexpr int64_t kWorkOfAnItem = 1 << 15;  // products, about; of fewer, a thread takes longer to fetch the next
+constexpr int kPanel = 4;                   // outputs
+constexpr int64_t kWorkOfAnItem = 1 << 17;  // products, about; of fewer, a thread takes longer to fetch the next
+constexpr int64_t kPanelsOfAStrip = 8;      // at least: each reads all tokens from the third cache
+constexpr int64_t kInputs = 1024;           // of a block: a panel is 16 KB
+constexpr int64_t kCachedInputs = 48 << 10;  // of the tokens that go along a strip: 192 KB of the second cache
 
-// Calls panel(first output, how many) for all outputs.
-template <class Panel>
-void over_panels(const Matmul& m, const Parallel& parallel, const Panel& panel) {
+// Calls strip(first output, end) for all outputs, each a multiple of kPanel but the last end.
+template <class Strip>
+void over_strips(const Matmul& m, int64_t tokens, const Parallel& parallel, const Strip& strip) {
   const int64_t panels = (m.out + kPanel - 1) / kPanel;
-  const int64_t strip = std::max<int64_t>(1, kWorkOfAnItem / (m.tokens * m.in * kPanel));
-  const int64_t items = (panels + strip - 1) / strip;
+  const int64_t least = std::max(kWorkOfAnItem / (tokens * m.in * kPanel), kPanelsOfAStrip);
+  const int64_t size = std::min(least, (panels + 7) / 8);  // for as many threads as there may be
+  const int64_t items = (panels + size - 1) / size;
   parallel(items, (items + 1) / 2, [&](int64_t item) {
-    const int64_t end = std::min(m.out, (item + 1) * strip * kPanel);
-    for (int64_t o = item * strip * kPanel; o < end; o += kPanel) panel(o, int(std::min<int64_t>(kPanel, end - o)));
+    strip(item * size * kPanel, std::min(m.out, (item + 1) * size * kPanel));
   });
 }
 
-XLASERVE_INLINE void put(const Matmul& m, int64_t token, int64_t output, float y) {
-  if (m.bias) y += m.bias[output];
-  if (m.y_is_bfloat16)
-    narrow_some(static_cast<BFloat16*>(m.y) + token * m.out + output, splat(y), 1);
-  else
-    static_cast<float*>(m.y)[token * m.out + output] = y;
-}
+// What becomes of the sums of M outputs.
+template <int M>
+struct Finish {
+  const Matmul& m;
+  int64_t output;  // the first
+  Floats scale = splat(1), bias = {};
 
-// Calls tile(token, N as a constant) for all tokens, N <= Most at a time.
+  XLASERVE_INLINE Finish(const Matmul& m, const float* scales, int64_t output) : m(m), output(output) {
+    if (scales) scale = widen_some(scales + output, M);
+    if (m.bias) bias = widen_some(m.bias + output, M);
+  }
+  XLASERVE_INLINE void put(int64_t token, Floats sums) const {
+    const Floats y = sums * scale + bias;
+    const int64_t place = token * m.out + output;
+    if (m.y_is_bfloat16) return narrow_some(static_cast<BFloat16*>(m.y) + place, y, M);
+    narrow_some(static_cast<float*>(m.y) + place, y, M);
+  }
+};
+
+// Calls tile(token, N as a constant) for all tokens, N <= Most at a time; of the last ones rather 2 and 2 than 3 and 1.
 template <int Most, class Tile>
 XLASERVE_INLINE void over_tokens(int64_t tokens, const Tile& tile) {
   int64_t token = 0;
-  for (; token + Most <= tokens; token += Most) tile(token, std::integral_constant<int, Most>{});
+  for (; token + Most <= tokens && (Most < 3 || token + Most + 1 != tokens); token += Most)
+    tile(token, std::integral_constant<int, Most>{});
   if constexpr (Most > 1)
     over_tokens<Most - 1>(tokens - token, [&](int64_t rest, auto count) { tile(token + rest, count); });
 }
 
-// ---- float32 and bfloat16
+// totals[n * M + m] = what the lanes of sums[n][m] add up to; there is room to read a token's as a whole vector.
+template <int N, int M>
+XLASERVE_INLINE void total(const Floats (&sums)[N][M], float (&totals)[round_up(N * M) + kLanes]) {
+#pragma GCC unroll 4
+  for (int i = 0; i < N * M; i += kLanes) {
+    Floats some[kLanes] = {};
+    for (int k = 0; k < std::min(kLanes, N * M - i); k++) some[k] = sums[(i + k) / M][(i + k) % M];
+    store(totals + i, sum_each(some));
+  }
+}
 
-template <class W, int N, int M>
-XLASERVE_INLINE void float_tile(const FloatMatmul& m, const float* x, int64_t x_stride, const W* w, int64_t w_stride,
-                                int64_t token, int64_t output) {
-  Floats sums[M][N] = {};
-  const int64_t whole = m.in / kLanes * kLanes;
+template <int N, int M>
+XLASERVE_INLINE void finish(const Finish<M>& finish, const int64_t* tokens, const Floats (&sums)[N][M]) {
+  float totals[round_up(N * M) + kLanes];
+  total(sums, totals);
+  for (int n = 0; n < N; n++) finish.put(tokens[n], load(totals + n * M));
+}
+
+// The tokens whose inputs are not all zero. Those of padding are, and so cost nothing: their product is the bias.
+template <class IsZero>
+std::vector<int64_t> live_tokens(const Matmul& m, const IsZero& is_zero) {
+  std::vector<int64_t> live;
+  for (int64_t token = 0; token < m.tokens; token++) {
+    if (!is_zero(token)) {
+      live.push_back(token);
+      continue;
+    }
+    for (int64_t output = 0; output < m.out; output++) Finish<1>(m, nullptr, output).put(token, Floats{});
+  }
+  return live;
+}
+
+// ---- float32, bfloat16, and int8 with a scale per output
+
+// sums[n][m] = x[n] * w[m] of `in` inputs, by lanes; prefetch: of the weights behind these M, which are `in` apart.
+template <class W, int N, int M, bool kPrefetch>
+XLASERVE_INLINE void float_tile(const float* x, int64_t x_stride, const W* w, int64_t in, Floats (&sums)[N][M]) {
   auto add = [&](auto load_x, auto load_w) __attribute__((always_inline)) {
     Floats xs[N];
 #pragma GCC unroll 8
@@ -59,41 +105,161 @@ XLASERVE_INLINE void float_tile(const FloatMatmul& m, const float* x, int64_t x_
     for (int o = 0; o < M; o++) {
       const Floats weights = load_w(o);
 #pragma GCC unroll 8
-      for (int n = 0; n < N; n++) sums[o][n] += xs[n] * weights;
+      for (int n = 0; n < N; n++) sums[n][o] += xs[n] * weights;
     }
   };
-  for (int64_t i = 0; i < whole; i += kLanes)
-    add([&](int n) { return load(x + n * x_stride + i); },
-        [&](int o) {
-          __builtin_prefetch(w + (o + M) * w_stride + i);  // of the next panel: rows are too short to be foreseen
-          return widen(w + o * w_stride + i);
-        });
-  if (whole < m.in) {
-    const int rest = m.in - whole;
-    add([&](int n) { return widen_some(x + n * x_stride + whole, rest); },
-        [&](int o) { return widen_some(w + o * w_stride + whole, rest); });
+  auto add_at = [&](int64_t i) __attribute__((always_inline)) {
+    add([&](int n) { return load(x + n * x_stride + i); }, [&](int o) { return widen(w + o * in + i); });
+  };
+  constexpr int64_t kLine = 64 / sizeof(W);
+  int64_t i = 0;
+  if constexpr (kPrefetch)
+    for (; i + kLine <= in; i += kLine) {
+#pragma GCC unroll 8
+      for (int o = 0; o < M; o++) __builtin_prefetch(w + (o + M) * in + i);
+#pragma GCC unroll 16
+      for (int64_t k = 0; k < kLine; k += kLanes) add_at(i + k);
+    }
+  for (; i + kLanes <= in; i += kLanes) add_at(i);
+  if (i < in) {
+    const int rest = in - i;
+    add([&](int n) { return widen_some(x + n * x_stride + i, rest); },
+        [&](int o) { return widen_some(w + o * in + i, rest); });
   }
-  for (int o = 0; o < M; o++)
-    for (int n = 0; n < N; n++) put(m, token + n, output + o, sum(sums[o][n]));
 }
 
 constexpr int kFloatTokens = 3;  // of a tile: 12 sums
+constexpr int kFewTokens = 3;    // up to these weights are used as they are stored, else widened first
 
-template <class W>
-void float_panel(const FloatMatmul& m, const float* x, const W* w, int64_t stride, int64_t output, int count) {
-  over_tokens<kFloatTokens>(m.tokens, [&](int64_t token, auto n) {
-    constexpr int N = decltype(n)::value;
-    const float* first = x + token * m.in;
-    if (count == kPanel) return float_tile<W, N, kPanel>(m, first, m.in, w, stride, token, output);
-    for (int o = 0; o < count; o++) float_tile<W, N, 1>(m, first, m.in, w + o * stride, stride, token, output + o);
+// The inputs of a block of the tokens stand one after another, whatever distance the tokens have: the caches keep few lines
+// of those a power of two apart.
+struct LiveFloats {
+  std::vector<int64_t> tokens;
+  int64_t block;               // inputs; of the last there may be less
+  std::unique_ptr<float[]> x;  // [in / block][tokens][block]
+
+  const float* at(int64_t token, int64_t start, int64_t num_inputs) const {
+    return x.get() + start * tokens.size() + token * num_inputs;
+  }
+};
+
+// Outputs `output` to `end` of a few tokens; `w` holds their weights, one output after another.
+template <class W, int M>
+void put_outputs(const FloatMatmul& m, const LiveFloats& live, const W* w, int64_t output, int64_t end) {
+  over_tokens<kFewTokens>(live.tokens.size(), [&](int64_t token, auto count) {
+    constexpr int N = decltype(count)::value;
+    const float* x = live.at(token, 0, m.in);
+    const W* weights = w;
+    int64_t o = output;
+    for (; o + M <= end; o += M, weights += M * m.in) {
+      Floats sums[N][M] = {};
+      float_tile<W, N, M, true>(x, m.in, weights, m.in, sums);
+      finish(Finish<M>(m, m.w_scales, o), live.tokens.data() + token, sums);
+    }
+    for (; o < end; o++, weights += m.in) {
+      Floats sums[N][1] = {};
+      float_tile<W, N, 1, false>(x, m.in, weights, m.in, sums);
+      finish(Finish<1>(m, m.w_scales, o), live.tokens.data() + token, sums);
+    }
   });
 }
 
+struct Part {  // of the tokens and inputs
+  int64_t first, num_tokens, start, num_inputs;
+};
+
+// The M outputs from `output` on of a part; `panel` holds the weights of its inputs, one output after another.
+// `partial` [num_tokens][kLanes] takes the sums from one part of the inputs to the next.
+template <int M>
+void put_part(const FloatMatmul& m, const LiveFloats& live, const Part& part, const float* panel, int64_t output,
+              float* partial) {
+  const Finish<M> finished(m, m.w_scales, output);
+  const bool is_first = part.start == 0, is_last = part.start + part.num_inputs == m.in;
+  over_tokens<kFloatTokens>(part.num_tokens, [&](int64_t token, auto count) {
+    constexpr int N = decltype(count)::value;
+    Floats sums[N][M] = {};
+    const float* x = live.at(part.first + token, part.start, part.num_inputs);
+    float_tile<float, N, M, false>(x, part.num_inputs, panel, part.num_inputs, sums);
+    if (is_first && is_last) return finish(finished, live.tokens.data() + part.first + token, sums);
+    float totals[round_up(N * M) + kLanes];
+    total(sums, totals);
+    for (int n = 0; n < N; n++) {
+      float* so_far = partial + (token + n) * kLanes;
+      const Floats sum = load(totals + n * M) + (is_first ? Floats{} : load(so_far));
+      if (is_last)
+        finished.put(live.tokens[part.first + token + n], sum);
+      else
+        store(so_far, sum);
+    }
+  });
+}
+
+// Fetches what comes behind, too.
 template <class T>
 void widen_all(const T* from, float* to, int64_t size) {
+  constexpr int64_t kLine = 64 / sizeof(T);
   int64_t i = 0;
+  for (; i + kLine <= size; i += kLine) {
+    __builtin_prefetch(from + size + i);
+#pragma GCC unroll 16
+    for (int64_t k = 0; k < kLine; k += kLanes) store(to + i + k, widen(from + i + k));
+  }
   for (; i + kLanes <= size; i += kLanes) store(to + i, widen(from + i));
   if (i < size) narrow_some(to + i, widen_some(from + i, size - i), size - i);
+}
+
+template <class T>
+LiveFloats live_floats(const FloatMatmul& m, const T* x) {
+  auto is_zero = [&](int64_t token) {
+    return std::all_of(x + token * m.in, x + (token + 1) * m.in, [](T value) { return xlaserve::is_zero(value); });
+  };
+  LiveFloats live{live_tokens(m, is_zero), m.in, nullptr};
+  const int64_t tokens = live.tokens.size(), num_blocks = (m.in + kInputs - 1) / kInputs;
+  if (tokens > kFewTokens && num_blocks > 1) live.block = (m.in / num_blocks + 15) / 16 * 16;
+  live.x.reset(new float[tokens * m.in]);
+  for (int64_t start = 0; start < m.in; start += live.block) {
+    const int64_t size = std::min(live.block, m.in - start);
+    for (int64_t i = 0; i < tokens; i++)
+      widen_all(x + live.tokens[i] * m.in + start, live.x.get() + start * tokens + i * size, size);
+  }
+  return live;
+}
+
+template <class W>
+void multiply_strip(const FloatMatmul& m, const LiveFloats& live, const W* w, int64_t output, int64_t end) {
+  const int64_t tokens = live.tokens.size(), inputs = live.block;
+  const int64_t most = std::max<int64_t>(kCachedInputs / inputs / kFloatTokens, 4) * kFloatTokens;
+  static thread_local std::vector<float> panel, partial;
+  panel.resize(kPanel * inputs);
+  partial.resize((end - output + kPanel - 1) / kPanel * std::min(tokens, most) * kLanes);
+  for (Part part{}; part.first < tokens; part.first += most) {
+    part.num_tokens = std::min(most, tokens - part.first);
+    for (part.start = 0; part.start < m.in; part.start += inputs) {
+      part.num_inputs = std::min(inputs, m.in - part.start);
+      float* sums = partial.data();
+      for (int64_t o = output; o < end; o += kPanel, sums += part.num_tokens * kLanes) {
+        const int count = std::min<int64_t>(kPanel, end - o);
+        for (int i = 0; i < count; i++)
+          widen_all(w + (o + i) * m.in + part.start, panel.data() + i * part.num_inputs, part.num_inputs);
+        if (count == kPanel) put_part<kPanel>(m, live, part, panel.data(), o, sums);
+        if (count == 1) put_part<1>(m, live, part, panel.data(), o, sums);
+        if (count == 2) put_part<2>(m, live, part, panel.data(), o, sums);
+        if (count == 3) put_part<3>(m, live, part, panel.data(), o, sums);
+      }
+    }
+  }
+}
+
+template <class W>
+void multiply_floats(const FloatMatmul& m, const LiveFloats& live, const W* w, const Parallel& parallel) {
+  const int64_t tokens = live.tokens.size();
+  if (tokens == 0) return;
+  over_strips(m, tokens, parallel, [&](int64_t output, int64_t end) {
+    const W* weights = w + output * m.in;
+    if (tokens == 1) return put_outputs<W, std::min(8, kLanes)>(m, live, weights, output, end);
+    if (tokens <= kFewTokens) return put_outputs<W, kPanel>(m, live, weights, output, end);
+    multiply_strip(m, live, w, output, end);
+  });
 }
 
 // ---- int8
@@ -131,19 +297,18 @@ XLASERVE_INLINE Floats lane_scales(const Int8Matmul& m, const float* scales, int
 }
 
 template <int N, int M>
-XLASERVE_INLINE void int8_tile(const Int8Matmul& m, int64_t token, int64_t output) {
+XLASERVE_INLINE void int8_tile(const Int8Matmul& m, const int64_t* tokens, int64_t output) {
   const int64_t groups = m.in / m.group, step = std::max<int64_t>(m.group, kBytes);
   const int64_t groups_of_step = step / m.group;
-  const float* scales = m.x_scales + token * groups;
-  const int8_t *x = m.x + token * m.in, *w = m.w + output * m.in;
-  Floats sums[M][N] = {};
+  const int8_t* w = m.w + output * m.in;
+  Floats sums[N][M] = {};
   for (int64_t start = 0, group = 0; start < m.in; start += step, group += groups_of_step) {
     Ints exact[M][N] = {};
     const int64_t end = std::min(start + step, m.in);
     for (int64_t i = start; i < end; i += kBytes) {
       Bytes xs[N];
 #pragma GCC unroll 8
-      for (int n = 0; n < N; n++) xs[n] = some_bytes(x + n * m.in + i, end - i);
+      for (int n = 0; n < N; n++) xs[n] = some_bytes(m.x + tokens[n] * m.in + i, end - i);
 #pragma GCC unroll 8
       for (int o = 0; o < M; o++) {
         const Bytes weights = some_bytes(w + o * m.in + i, end - i);
@@ -153,43 +318,38 @@ XLASERVE_INLINE void int8_tile(const Int8Matmul& m, int64_t token, int64_t outpu
     }
 #pragma GCC unroll 8
     for (int n = 0; n < N; n++) {
-      const Floats lanes = lane_scales(m, scales + n * groups + group, groups - group);
+      const Floats lanes = lane_scales(m, m.x_scales + tokens[n] * groups + group, groups - group);
 #pragma GCC unroll 8
-      for (int o = 0; o < M; o++) sums[o][n] += __builtin_convertvector(exact[o][n], Floats) * lanes;
+      for (int o = 0; o < M; o++) sums[n][o] += __builtin_convertvector(exact[o][n], Floats) * lanes;
     }
   }
-  for (int o = 0; o < M; o++)
-    for (int n = 0; n < N; n++) put(m, token + n, output + o, sum(sums[o][n]) * m.w_scales[output + o]);
+  finish(Finish<M>(m, m.w_scales, output), tokens, sums);
 }
 
 }  // namespace
 
 void multiply(const FloatMatmul& m, const Parallel& parallel) {
-  std::unique_ptr<float[]> widened;
-  const float* x = static_cast<const float*>(m.x);
-  if (m.x_is_bfloat16) {
-    widened.reset(new float[m.tokens * m.in]);
-    widen_all(static_cast<const BFloat16*>(m.x), widened.get(), m.tokens * m.in);
-    x = widened.get();
+  const LiveFloats live = m.x_is_bfloat16 ? live_floats(m, static_cast<const BFloat16*>(m.x))
+                                          : live_floats(m, static_cast<const float*>(m.x));
+  switch (m.w_stored) {
+    case Weights::kFloat32: return multiply_floats(m, live, static_cast<const float*>(m.w), parallel);
+    case Weights::kBFloat16: return multiply_floats(m, live, static_cast<const BFloat16*>(m.w), parallel);
+    case Weights::kInt8: return multiply_floats(m, live, static_cast<const int8_t*>(m.w), parallel);
   }
-  over_panels(m, parallel, [&](int64_t output, int count) {
-    if (!m.w_is_bfloat16) return float_panel(m, x, static_cast<const float*>(m.w) + output * m.in, m.in, output, count);
-    const BFloat16* w = static_cast<const BFloat16*>(m.w) + output * m.in;
-    if (m.tokens <= kFloatTokens) return float_panel(m, x, w, m.in, output, count);
-    static thread_local std::vector<float> panel;
-    panel.resize(count * m.in);
-    widen_all(w, panel.data(), count * m.in);
-    float_panel(m, x, panel.data(), m.in, output, count);
-  });
 }
 
 void multiply(const Int8Matmul& m, const Parallel& parallel) {
-  over_panels(m, parallel, [&](int64_t output, int count) {
-    over_tokens<2>(m.tokens, [&](int64_t token, auto n) {
+  const auto live = live_tokens(m, [&](int64_t token) {
+    return std::all_of(m.x + token * m.in, m.x + (token + 1) * m.in, [](int8_t value) { return value == 0; });
+  });
+  if (live.empty()) return;
+  over_strips(m, live.size(), parallel, [&](int64_t output, int64_t end) {
+    over_tokens<2>(live.size(), [&](int64_t token, auto n) {
       constexpr int N = decltype(n)::value;
-      int o = 0;
-      for (; o + 2 <= count; o += 2) int8_tile<N, 2>(m, token, output + o);
-      if (o < count) int8_tile<N, 1>(m, token, output + o);
+      constexpr int M = N == 1 ? 4 : 2;
+      int64_t o = output;
+      for (; o + M <= end; o += M) int8_tile<N, M>(m, live.data() + token, o);
+      for (; o < end; o++) int8_tile<N, 1>(m, live.data() + token, o);
     });
   });
 }

@@ -22,11 +22,14 @@ struct Int8Matmul : Matmul {
   int64_t group;          // inputs: 32, 64, 128 or all
 };
 
+enum class Weights { kFloat32, kBFloat16, kInt8 };
+
 struct FloatMatmul : Matmul {
   const void* x;  // float32 or bfloat16
   bool x_is_bfloat16;
-  const void* w;  // the same
-  bool w_is_bfloat16;
+  const void* w;
+  Weights w_stored;
+  const float* w_scales;  // [out], of int8; else null
 };
 
 // Products are summed exactly within a group, those sums in float32.

@@ -48,6 +48,10 @@ struct BFloat16 { uint16_t bits; };
 struct Float16 { uint16_t bits; };
 struct Float8 { uint8_t bits; };  // E4M3FN: no infinity
 
+XLASERVE_INLINE bool is_zero(float x) { return x == 0; }
+XLASERVE_INLINE bool is_zero(BFloat16 x) { return uint16_t(x.bits << 1) == 0; }
+XLASERVE_INLINE bool is_zero(int8_t x) { return x == 0; }
+
 // Unsigned integers of fewer bits. GCC makes several instructions of the conversion where there is one.
 XLASERVE_INLINE Words as_words(const uint16_t* p) {
 #if defined(__AVX512F__) && XLASERVE_LANES == 16
@@ -73,8 +77,14 @@ XLASERVE_INLINE Floats widen(const BFloat16* p) {
   return (Floats)(as_words((const uint16_t*)p) << 16);
 }
 XLASERVE_INLINE Floats widen(const int8_t* p) {
-  Ints signs = (Ints)(as_words((const uint8_t*)p) << 24) >> 24;
-  return __builtin_convertvector(signs, Floats);
+#if defined(__AVX512F__) && XLASERVE_LANES == 16
+  const Ints values = (Ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__) && XLASERVE_LANES == 8
+  const Ints values = (Ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  const Ints values = (Ints)(as_words((const uint8_t*)p) << 24) >> 24;
+#endif
+  return __builtin_convertvector(values, Floats);
 }
 
 // Bits of a float of fewer bits, its sign moved to the top and its exponent's lowest bit to float32's. Numbers below

@@ -11,7 +11,7 @@ from xlaserve.models.config import ModelConfig
 from xlaserve.models.registry import compute_logits
 from xlaserve.runner.commands import PromptLogprobs
 from xlaserve.runner.heads.blocks import in_blocks
-from xlaserve.runner.packing import Packing
+from xlaserve.runner.packing import DROPPED, Packing
 from xlaserve.sampling_params import MAX_LOGPROBS
 
 
@@ -31,6 +31,7 @@ def prompt_logprobs_packing(num_outputs: int) -> Packing:
 def pack_prompt_logprobs(packing: Packing, command: PromptLogprobs) -> np.ndarray:
     buffer, parts = packing.new()
     count = len(command.hidden_rows)
+    parts["hidden_rows"][:] = DROPPED
     parts["hidden_rows"][:count] = command.hidden_rows
     parts["next_ids"][:count] = command.next_ids
     return buffer
@@ -46,7 +47,8 @@ def make_prompt_logprobs(
 
     def prompt_logprobs(head_weight: Array, hidden: Array, packed: Array) -> PromptLogprobsOutput:
         parts = packing.unpack(packed)
-        logits = compute_logits(head_weight, config, hidden[parts["hidden_rows"]], axis)  # float32 [S, V]
+        rows = hidden.at[parts["hidden_rows"]].get(mode="fill", fill_value=0)
+        logits = compute_logits(head_weight, config, rows, axis)  # float32 [S, V]
         blocks = in_blocks(logits, rows_per_tile)
         total = blocks.log_total()[:, None]
         mine = jnp.take_along_axis(logits, parts["next_ids"][:, None], axis=-1)

@@ -44,7 +44,7 @@ def sample_packing(num_outputs: int) -> Packing:
 
 def pack_sample(packing: Packing, command: Sample) -> np.ndarray:
     buffer, parts = packing.new()
-    parts["rows"][:] = DROPPED
+    parts["rows"][:] = parts["hidden_rows"][:] = DROPPED
     parts["drafts"][:] = NO_DRAFT
     for i, sample_row in enumerate(command.rows):
         parts["hidden_rows"][i] = sample_row.hidden_row
@@ -84,7 +84,8 @@ def make_sample(
     """
 
     def logits_of(head_weight: Array, hidden: Array, parts: Mapping[str, Array]) -> Array:
-        return compute_logits(head_weight, config, hidden[parts["hidden_rows"]], axis)  # float32 [S, V]
+        mine = hidden.at[parts["hidden_rows"]].get(mode="fill", fill_value=0)
+        return compute_logits(head_weight, config, mine, axis)  # float32 [S, V]
 
     def sample_greedy(head_weight: Array, hidden: Array, last_tokens: Array, packed: Array):
         parts = packing.unpack(packed)
