@@ -28,7 +28,9 @@ def native_code(request, monkeypatch):
     return request.param
 
 
-@pytest.mark.parametrize(("rows", "inputs", "outputs"), [(1, 96, 40), (2, 99, 6), (3, 7, 1), (4, 1100, 9), (130, 100, 41)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "outputs"), [(1, 96, 40), (2, 99, 6), (3, 7, 1), (4, 1100, 9), (130, 100, 41)]
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_code_is_exact_to_float32(rows, inputs, outputs, dtype, native_code, monkeypatch):
     monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)

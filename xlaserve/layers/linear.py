@@ -12,6 +12,7 @@ from xlaserve_kernels.cpu_features import multiplies_bfloat16
 from xlaserve.layers.params import ArraySpec, Axis
 from xlaserve.layers.quantized import QuantizedArray, quantized_logits, quantized_product, quantized_rows
 
+
 @flax.struct.dataclass
 class Linear:
     weight: Array | QuantizedArray  # [out, in]

@@ -60,22 +60,24 @@ XLASERVE_INLINE void over_tokens(int64_t tokens, const Tile& tile) {
     over_tokens<Most - 1>(tokens - token, [&](int64_t rest, auto count) { tile(token + rest, count); });
 }
 
-// totals[n * M + m] = what the lanes of sums[n][m] add up to; there is room to read a token's as a whole vector.
+// What the lanes of M sums of each of N tokens add up to, with room to read a token's as a whole vector.
 template <int N, int M>
-XLASERVE_INLINE void total(const Floats (&sums)[N][M], float (&totals)[round_up(N * M) + kLanes]) {
+struct Totals {
+  float values[round_up(N * M) + kLanes];
+
+  XLASERVE_INLINE Floats of(int n) const { return load(values + n * M); }
+};
+
+template <int N, int M>
+XLASERVE_INLINE Totals<N, M> total(const Floats (&sums)[N][M]) {
+  Totals<N, M> totals;
 #pragma GCC unroll 4
   for (int i = 0; i < N * M; i += kLanes) {
     Floats some[kLanes] = {};
     for (int k = 0; k < std::min(kLanes, N * M - i); k++) some[k] = sums[(i + k) / M][(i + k) % M];
-    store(totals + i, sum_each(some));
+    store(totals.values + i, sum_each(some));
   }
-}
-
-template <int N, int M>
-XLASERVE_INLINE void finish(const Finish<M>& finish, const int64_t* tokens, const Floats (&sums)[N][M]) {
-  float totals[round_up(N * M) + kLanes];
-  total(sums, totals);
-  for (int n = 0; n < N; n++) finish.put(tokens[n], load(totals + n * M));
+  return totals;
 }
 
 // The tokens whose inputs are not all zero. Those of padding are, and so cost nothing: their product is the bias.
@@ -94,9 +96,9 @@ std::vector<int64_t> live_tokens(const Matmul& m, const IsZero& is_zero) {
 
 // ---- float32, bfloat16, and int8 with a scale per output
 
-// sums[n][m] = x[n] * w[m] of `in` inputs, by lanes; prefetch: of the weights behind these M, which are `in` apart.
+// sums[n][m] = x[n] * w[m] of `in` inputs, by lanes; prefetch: of the weights behind these M.
 template <class W, int N, int M, bool kPrefetch>
-XLASERVE_INLINE void float_tile(const float* x, int64_t x_stride, const W* w, int64_t in, Floats (&sums)[N][M]) {
+XLASERVE_INLINE void float_tile(const float* x, const W* w, int64_t stride, int64_t in, Floats (&sums)[N][M]) {
   auto add = [&](auto load_x, auto load_w) __attribute__((always_inline)) {
     Floats xs[N];
 #pragma GCC unroll 8
@@ -109,22 +111,22 @@ XLASERVE_INLINE void float_tile(const float* x, int64_t x_stride, const W* w, in
     }
   };
   auto add_at = [&](int64_t i) __attribute__((always_inline)) {
-    add([&](int n) { return load(x + n * x_stride + i); }, [&](int o) { return widen(w + o * in + i); });
+    add([&](int n) { return load(x + n * in + i); }, [&](int o) { return widen(w + o * stride + i); });
   };
   constexpr int64_t kLine = 64 / sizeof(W);
   int64_t i = 0;
   if constexpr (kPrefetch)
     for (; i + kLine <= in; i += kLine) {
 #pragma GCC unroll 8
-      for (int o = 0; o < M; o++) __builtin_prefetch(w + (o + M) * in + i);
+      for (int o = 0; o < M; o++) __builtin_prefetch(w + (o + M) * stride + i);
 #pragma GCC unroll 16
       for (int64_t k = 0; k < kLine; k += kLanes) add_at(i + k);
     }
   for (; i + kLanes <= in; i += kLanes) add_at(i);
   if (i < in) {
     const int rest = in - i;
-    add([&](int n) { return widen_some(x + n * x_stride + i, rest); },
-        [&](int o) { return widen_some(w + o * in + i, rest); });
+    add([&](int n) { return widen_some(x + n * in + i, rest); },
+        [&](int o) { return widen_some(w + o * stride + i, rest); });
   }
 }
 
@@ -135,7 +137,7 @@ constexpr int kFewTokens = 3;    // up to these weights are used as they are sto
 // of those a power of two apart.
 struct LiveFloats {
   std::vector<int64_t> tokens;
-  int64_t block;               // inputs; of the last there may be less
+  int64_t block;               // inputs, whole lines of the cache; of the last there may be less
   std::unique_ptr<float[]> x;  // [in / block][tokens][block]
 
   const float* at(int64_t token, int64_t start, int64_t num_inputs) const {
@@ -143,24 +145,30 @@ struct LiveFloats {
   }
 };
 
-// Outputs `output` to `end` of a few tokens; `w` holds their weights, one output after another.
+// The M outputs from `output` on of a few tokens; `w` holds their weights, one output after another.
+template <class W, int N, int M>
+XLASERVE_INLINE void put_few(const FloatMatmul& m, const LiveFloats& live, const W* w, int64_t token, int64_t output) {
+  Floats so_far[N] = {};
+  for (int64_t start = 0; start < m.in; start += live.block) {
+    const int64_t inputs = std::min(live.block, m.in - start);
+    Floats sums[N][M] = {};
+    float_tile<W, N, M, true>(live.at(token, start, inputs), w + start, m.in, inputs, sums);
+    const auto totals = total(sums);
+    for (int n = 0; n < N; n++) so_far[n] += totals.of(n);
+  }
+  const Finish<M> finish(m, m.w_scales, output);
+  for (int n = 0; n < N; n++) finish.put(live.tokens[token + n], so_far[n]);
+}
+
+// Outputs `output` to `end` of a few tokens, M at a time.
 template <class W, int M>
 void put_outputs(const FloatMatmul& m, const LiveFloats& live, const W* w, int64_t output, int64_t end) {
   over_tokens<kFewTokens>(live.tokens.size(), [&](int64_t token, auto count) {
     constexpr int N = decltype(count)::value;
-    const float* x = live.at(token, 0, m.in);
     const W* weights = w;
     int64_t o = output;
-    for (; o + M <= end; o += M, weights += M * m.in) {
-      Floats sums[N][M] = {};
-      float_tile<W, N, M, true>(x, m.in, weights, m.in, sums);
-      finish(Finish<M>(m, m.w_scales, o), live.tokens.data() + token, sums);
-    }
-    for (; o < end; o++, weights += m.in) {
-      Floats sums[N][1] = {};
-      float_tile<W, N, 1, false>(x, m.in, weights, m.in, sums);
-      finish(Finish<1>(m, m.w_scales, o), live.tokens.data() + token, sums);
-    }
+    for (; o + M <= end; o += M, weights += M * m.in) put_few<W, N, M>(m, live, weights, token, o);
+    for (; o < end; o++, weights += m.in) put_few<W, N, 1>(m, live, weights, token, o);
   });
 }
 
@@ -173,21 +181,19 @@ struct Part {  // of the tokens and inputs
 template <int M>
 void put_part(const FloatMatmul& m, const LiveFloats& live, const Part& part, const float* panel, int64_t output,
               float* partial) {
-  const Finish<M> finished(m, m.w_scales, output);
+  const Finish<M> finish(m, m.w_scales, output);
   const bool is_first = part.start == 0, is_last = part.start + part.num_inputs == m.in;
   over_tokens<kFloatTokens>(part.num_tokens, [&](int64_t token, auto count) {
     constexpr int N = decltype(count)::value;
     Floats sums[N][M] = {};
     const float* x = live.at(part.first + token, part.start, part.num_inputs);
-    float_tile<float, N, M, false>(x, part.num_inputs, panel, part.num_inputs, sums);
-    if (is_first && is_last) return finish(finished, live.tokens.data() + part.first + token, sums);
-    float totals[round_up(N * M) + kLanes];
-    total(sums, totals);
+    float_tile<float, N, M, false>(x, panel, part.num_inputs, part.num_inputs, sums);
+    const auto totals = total(sums);
     for (int n = 0; n < N; n++) {
       float* so_far = partial + (token + n) * kLanes;
-      const Floats sum = load(totals + n * M) + (is_first ? Floats{} : load(so_far));
+      const Floats sum = totals.of(n) + (is_first ? Floats{} : load(so_far));
       if (is_last)
-        finished.put(live.tokens[part.first + token + n], sum);
+        finish.put(live.tokens[part.first + token + n], sum);
       else
         store(so_far, sum);
     }
@@ -213,9 +219,9 @@ LiveFloats live_floats(const FloatMatmul& m, const T* x) {
   auto is_zero = [&](int64_t token) {
     return std::all_of(x + token * m.in, x + (token + 1) * m.in, [](T value) { return xlaserve::is_zero(value); });
   };
-  LiveFloats live{live_tokens(m, is_zero), m.in, nullptr};
-  const int64_t tokens = live.tokens.size(), num_blocks = (m.in + kInputs - 1) / kInputs;
-  if (tokens > kFewTokens && num_blocks > 1) live.block = (m.in / num_blocks + 15) / 16 * 16;
+  const int64_t num_blocks = (m.in + kInputs - 1) / kInputs;
+  LiveFloats live{live_tokens(m, is_zero), (m.in / num_blocks + 64) / 64 * 64, nullptr};
+  const int64_t tokens = live.tokens.size();
   live.x.reset(new float[tokens * m.in]);
   for (int64_t start = 0; start < m.in; start += live.block) {
     const int64_t size = std::min(live.block, m.in - start);
@@ -227,7 +233,7 @@ LiveFloats live_floats(const FloatMatmul& m, const T* x) {
 
 template <class W>
 void multiply_strip(const FloatMatmul& m, const LiveFloats& live, const W* w, int64_t output, int64_t end) {
-  const int64_t tokens = live.tokens.size(), inputs = live.block;
+  const int64_t tokens = live.tokens.size(), inputs = std::min(live.block, m.in);
   const int64_t most = std::max<int64_t>(kCachedInputs / inputs / kFloatTokens, 4) * kFloatTokens;
   static thread_local std::vector<float> panel, partial;
   panel.resize(kPanel * inputs);
@@ -323,7 +329,9 @@ XLASERVE_INLINE void int8_tile(const Int8Matmul& m, const int64_t* tokens, int64
       for (int o = 0; o < M; o++) sums[n][o] += __builtin_convertvector(exact[o][n], Floats) * lanes;
     }
   }
-  finish(Finish<M>(m, m.w_scales, output), tokens, sums);
+  const Finish<M> finish(m, m.w_scales, output);
+  const auto totals = total(sums);
+  for (int n = 0; n < N; n++) finish.put(tokens[n], totals.of(n));
 }
 
 }  // namespace
