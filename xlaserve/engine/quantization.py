@@ -36,9 +36,10 @@ def choose_quantization(
 ) -> tuple[Quantization | None, str]:
     """The quantisation for a setting of auto or a name, and the reason. backend: of attention, chosen already.
 
-    stored: of a checkpoint that is quantised; auto keeps that. Else auto is the faster of int8 and int8_weight_only on a
-    CPU with native code, for checkpoints of 16 bits or fewer, unless float32 or float16 is asked for. Raises ConfigError
-    where the model's dtype cannot be multiplied with such weights, and for what a quantised checkpoint cannot be.
+    stored: of a checkpoint that is quantised; auto keeps that. Else auto is the faster of int8 and int8_weight_only on
+    a CPU with native code, for checkpoints of 16 bits or fewer, unless float32 or float16 is asked for. Raises
+    ConfigError where the model's dtype cannot be multiplied with such weights, and for what a quantised checkpoint
+    cannot be.
     """
     name, why = section.quantization, "model.quantization"
     if name == "none":
@@ -59,8 +60,8 @@ def choose_quantization(
 
 
 def _fastest() -> str:
-    """AVX-512 (VNNI) adds products of bytes in one instruction. With AVX2 they take as long as those of floats, which need
-    no quantised activations and are nearer to the model."""
+    """AVX-512 (VNNI) adds products of bytes in one instruction. With AVX2 they take as long as those of floats, which
+    need no quantised activations and are nearer to the model."""
     library = native.loaded()
     return "int8" if library is not None and library.level == "avx512" else "int8_weight_only"
 
