@@ -4,7 +4,6 @@
 #include "matmul.h"
 
 #include <algorithm>
-#include <memory>
 #include <type_traits>
 #include <vector>
 
@@ -13,22 +12,20 @@
 namespace xlaserve {
 namespace {
 
-constexpr int kPanel = 4;                   // outputs
+constexpr int kPanel = 3;                   // outputs
+constexpr int64_t kUnit = 24;               // outputs: strips are made of whole panels, whatever their size
 constexpr int64_t kWorkOfAnItem = 1 << 17;  // products, about; of fewer, a thread takes longer to fetch the next
-constexpr int64_t kPanelsOfAStrip = 8;      // at least: each reads all tokens from the third cache
-constexpr int64_t kInputs = 1024;           // of a block: a panel is 16 KB
+constexpr int64_t kInputs = 1024;           // of a block: a panel is 12 KB
 constexpr int64_t kCachedInputs = 48 << 10;  // of the tokens that go along a strip: 192 KB of the second cache
 
-// Calls strip(first output, end) for all outputs, each a multiple of kPanel but the last end.
+// Calls strip(first output, end) for all outputs.
 template <class Strip>
 void over_strips(const Matmul& m, int64_t tokens, const Parallel& parallel, const Strip& strip) {
-  const int64_t panels = (m.out + kPanel - 1) / kPanel;
-  const int64_t least = std::max(kWorkOfAnItem / (tokens * m.in * kPanel), kPanelsOfAStrip);
-  const int64_t size = std::min(least, (panels + 7) / 8);  // for as many threads as there may be
-  const int64_t items = (panels + size - 1) / size;
-  parallel(items, (items + 1) / 2, [&](int64_t item) {
-    strip(item * size * kPanel, std::min(m.out, (item + 1) * size * kPanel));
-  });
+  const int64_t units = (m.out + kUnit - 1) / kUnit;
+  const int64_t least = std::max<int64_t>(kWorkOfAnItem / (tokens * m.in * kUnit), 1);
+  const int64_t size = std::min(least, (units + 7) / 8) * kUnit;  // for as many threads as there may be
+  const int64_t items = (m.out + size - 1) / size;
+  parallel(items, (items + 1) / 2, [&](int64_t item) { strip(item * size, std::min(m.out, (item + 1) * size)); });
 }
 
 // What becomes of the sums of M outputs.
@@ -50,7 +47,7 @@ struct Finish {
   }
 };
 
-// Calls tile(token, N as a constant) for all tokens, N <= Most at a time; of the last ones rather 2 and 2 than 3 and 1.
+// Calls tile(token, N as a constant) for all tokens, N <= Most at a time; of the last ones rather 3 and 2 than 4 and 1.
 template <int Most, class Tile>
 XLASERVE_INLINE void over_tokens(int64_t tokens, const Tile& tile) {
   int64_t token = 0;
@@ -130,18 +127,29 @@ XLASERVE_INLINE void float_tile(const float* x, const W* w, int64_t stride, int6
   }
 }
 
-constexpr int kFloatTokens = 3;  // of a tile: 12 sums
+constexpr int kFloatTokens = 4;  // of a tile: 12 sums
 constexpr int kFewTokens = 3;    // up to these weights are used as they are stored, else widened first
+
+// Floats that no vector of them lies across two lines of the cache, if their number is a multiple of kLanes.
+class Aligned {
+ public:
+  void resize(int64_t size) { vectors_.resize((size + kLanes - 1) / kLanes); }
+  float* data() { return reinterpret_cast<float*>(vectors_.data()); }
+  const float* data() const { return reinterpret_cast<const float*>(vectors_.data()); }
+
+ private:
+  std::vector<Floats> vectors_;
+};
 
 // The inputs of a block of the tokens stand one after another, whatever distance the tokens have: the caches keep few lines
 // of those a power of two apart.
 struct LiveFloats {
   std::vector<int64_t> tokens;
   int64_t block;               // inputs, whole lines of the cache; of the last there may be less
-  std::unique_ptr<float[]> x;  // [in / block][tokens][block]
+  Aligned x;                   // [in / block][tokens][block]
 
   const float* at(int64_t token, int64_t start, int64_t num_inputs) const {
-    return x.get() + start * tokens.size() + token * num_inputs;
+    return x.data() + start * tokens.size() + token * num_inputs;
   }
 };
 
@@ -220,13 +228,13 @@ LiveFloats live_floats(const FloatMatmul& m, const T* x) {
     return std::all_of(x + token * m.in, x + (token + 1) * m.in, [](T value) { return xlaserve::is_zero(value); });
   };
   const int64_t num_blocks = (m.in + kInputs - 1) / kInputs;
-  LiveFloats live{live_tokens(m, is_zero), (m.in / num_blocks + 64) / 64 * 64, nullptr};
+  LiveFloats live{live_tokens(m, is_zero), (m.in / num_blocks + 64) / 64 * 64, {}};
   const int64_t tokens = live.tokens.size();
-  live.x.reset(new float[tokens * m.in]);
+  live.x.resize(tokens * m.in);
   for (int64_t start = 0; start < m.in; start += live.block) {
     const int64_t size = std::min(live.block, m.in - start);
     for (int64_t i = 0; i < tokens; i++)
-      widen_all(x + live.tokens[i] * m.in + start, live.x.get() + start * tokens + i * size, size);
+      widen_all(x + live.tokens[i] * m.in + start, live.x.data() + start * tokens + i * size, size);
   }
   return live;
 }
@@ -235,7 +243,7 @@ template <class W>
 void multiply_strip(const FloatMatmul& m, const LiveFloats& live, const W* w, int64_t output, int64_t end) {
   const int64_t tokens = live.tokens.size(), inputs = std::min(live.block, m.in);
   const int64_t most = std::max<int64_t>(kCachedInputs / inputs / kFloatTokens, 4) * kFloatTokens;
-  static thread_local std::vector<float> panel, partial;
+  static thread_local Aligned panel, partial;
   panel.resize(kPanel * inputs);
   partial.resize((end - output + kPanel - 1) / kPanel * std::min(tokens, most) * kLanes);
   for (Part part{}; part.first < tokens; part.first += most) {
@@ -250,7 +258,6 @@ void multiply_strip(const FloatMatmul& m, const LiveFloats& live, const W* w, in
         if (count == kPanel) put_part<kPanel>(m, live, part, panel.data(), o, sums);
         if (count == 1) put_part<1>(m, live, part, panel.data(), o, sums);
         if (count == 2) put_part<2>(m, live, part, panel.data(), o, sums);
-        if (count == 3) put_part<3>(m, live, part, panel.data(), o, sums);
       }
     }
   }
@@ -263,7 +270,7 @@ void multiply_floats(const FloatMatmul& m, const LiveFloats& live, const W* w, c
   over_strips(m, tokens, parallel, [&](int64_t output, int64_t end) {
     const W* weights = w + output * m.in;
     if (tokens == 1) return put_outputs<W, std::min(8, kLanes)>(m, live, weights, output, end);
-    if (tokens <= kFewTokens) return put_outputs<W, kPanel>(m, live, weights, output, end);
+    if (tokens <= kFewTokens) return put_outputs<W, 4>(m, live, weights, output, end);
     multiply_strip(m, live, w, output, end);
   });
 }
