@@ -103,7 +103,8 @@ def test_shared_blocks_copies_preemption_and_the_host_change_nothing(name, dtype
             found = llm.generate(asked, params)
             assert ids(found) == ids(alone)
             for one, other in zip(alone, found, strict=True):
-                np.testing.assert_allclose(logprobs_of(one), logprobs_of(other), atol=1e-4)
+                # A sum of another batch may round a key or value to the neighbouring number of 8 bits.
+                np.testing.assert_allclose(logprobs_of(one), logprobs_of(other), atol=1e-3)
             llm.generate([[7] * 60], greedy(4))
         scheduler = llm.service._scheduler
         assert min(scheduler.num_preemptions, scheduler.num_forks, scheduler.prefix_hits) > 0

@@ -122,7 +122,7 @@ def test_usage_so_far_in_every_chunk(live, ask):
     *events, last = getattr(live, ask)(**ASK[ask], stream=True, stream_options=options).events
     counts = [event["usage"]["completion_tokens"] for event in events]
     assert counts == sorted(counts)
-    assert counts[0] < counts[-1] == 6
+    assert counts[-1] == 6  # before it as many as were there when the event was written, on a busy machine all
     assert events[-1]["usage"] == last["usage"]
     for options in ({"continuous_usage_stats": True}, {"continuous_usage_stats": True, "include_usage": False}):
         answer = getattr(live, ask)(**ASK[ask], stream=True, stream_options=options)
