@@ -38,7 +38,7 @@ def choose_dtype(name: str, config: ModelConfig, platform: str, *, quantized: bo
     """The dtype for a setting of auto or a name, and the reason.
 
     auto: the checkpoint's; on CPU whichever of float32 and bfloat16 decodes faster, by a measurement of tenths of a
-    second, since that differs from one processor to the next.
+    second, since that differs from one processor to the next. bfloat16 if the weights are quantised.
     """
     if name != "auto":
         return _NAMES[name], "model.dtype"

@@ -86,7 +86,9 @@ std::vector<int64_t> live_tokens(const Matmul& m, const IsZero& is_zero) {
       live.push_back(token);
       continue;
     }
-    for (int64_t output = 0; output < m.out; output++) Finish<1>(m, nullptr, output).put(token, Floats{});
+    int64_t output = 0;
+    for (; output + kLanes <= m.out; output += kLanes) Finish<kLanes>(m, nullptr, output).put(token, Floats{});
+    for (; output < m.out; output++) Finish<1>(m, nullptr, output).put(token, Floats{});
   }
   return live;
 }
@@ -145,8 +147,8 @@ class Aligned {
 // of those a power of two apart.
 struct LiveFloats {
   std::vector<int64_t> tokens;
-  int64_t block;               // inputs, whole lines of the cache; of the last there may be less
-  Aligned x;                   // [in / block][tokens][block]
+  int64_t block;  // inputs, whole lines of the cache; of the last there may be less
+  Aligned x;      // [in / block][tokens][block]
 
   const float* at(int64_t token, int64_t start, int64_t num_inputs) const {
     return x.data() + start * tokens.size() + token * num_inputs;
