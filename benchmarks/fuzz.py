@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from benchmarks.fuzz_requests import FuzzRequest, Generator
 from xlaserve.bench.server_process import serving_process
@@ -42,6 +43,10 @@ MAX_GROWTH = 1.05  # of resident memory
 MAX_SHOWN = 10
 RESPONSE_ENDS = tuple(b"event: response.%s\n" % end for end in (b"completed", b"incomplete", b"failed"))
 IN_USE = ("kv_blocks_used", "num_requests_running", "num_requests_waiting")
+
+
+class Requests(Protocol):
+    def next(self) -> FuzzRequest: ...
 
 
 class Outcomes:
@@ -114,7 +119,7 @@ def find_fault_of_error(body: bytes) -> str | None:
     return f"the error has not OpenAI's shape ({body[:200]!r})"
 
 
-def put_load(url: str, generator: Generator, count: int, threads: int, outcomes: Outcomes) -> None:
+def put_load(url: str, generator: Requests, count: int, threads: int, outcomes: Outcomes) -> None:
     requests = (generator.next() for _ in range(count))
     lock = threading.Lock()
 

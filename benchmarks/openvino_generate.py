@@ -1,15 +1,15 @@
 """The peer OpenVINO GenAI on a GGUF file, offline, in batches of prompts as benchmarks/load.py sends them.
 
     pip install openvino-genai gguf aiohttp      # in an environment of its own
-    python -m benchmarks.openvino_generate FILE.gguf
+    python -m benchmarks.openvino_generate FILE.gguf [--batches 1 8 16] [--rounds 3]
 
-Its weights become Q8_0, int8 with a scale for each 32, whatever the file has: OpenVINO reads that and 4 bits. Greedy,
-128 words in, 64 tokens out, without its prefix cache. Prints one JSON line per batch size and round.
+Its weights become Q8_0, int8 with a scale for each 32, if they are not: OpenVINO reads that and 4 bits. Greedy, 128
+words in, 64 tokens out, without its prefix cache. Prints a line when it is ready, then one of JSON per batch size and
+round. `benchmarks.offline_generate` does the same with xlaserve.
 """
 
 import argparse
 import json
-import random
 import tempfile
 import time
 from pathlib import Path
@@ -17,12 +17,14 @@ from pathlib import Path
 import gguf
 import numpy as np
 
-from benchmarks.load import WORDS
+from benchmarks.load import Load
 
-BATCHES = (1, 8, 16)
-ROUNDS = 3
-NUM_TOKENS = 64
 Q8_0 = gguf.GGMLQuantizationType.Q8_0
+
+
+def is_q8_0(file: Path) -> bool:
+    """Whether all matrices are."""
+    return all(tensor.tensor_type == Q8_0 for tensor in gguf.GGUFReader(file).tensors if len(tensor.shape) == 2)
 
 
 def requantize(source: Path, target: Path) -> None:
@@ -48,22 +50,22 @@ def requantize(source: Path, target: Path) -> None:
     writer.close()
 
 
-def measure(file: Path) -> None:
+def measure(file: Path, batches: list[int], rounds: int) -> None:
     import openvino_genai as genai  # pyright: ignore[reportMissingImports]
 
     scheduler = genai.SchedulerConfig()
-    scheduler.cache_size, scheduler.max_num_seqs, scheduler.enable_prefix_caching = 2, max(BATCHES), False
+    scheduler.cache_size, scheduler.max_num_seqs, scheduler.enable_prefix_caching = 2, max(batches), False
     pipeline = genai.LLMPipeline(str(file), "CPU", scheduler_config=scheduler)
     config = genai.GenerationConfig()
-    config.max_new_tokens, config.ignore_eos, config.do_sample = NUM_TOKENS, True, False
+    config.max_new_tokens, config.ignore_eos, config.do_sample = Load.max_tokens, True, False
     pipeline.generate(["warm up"], config)
-    rng = random.Random(0)
-    for batch in BATCHES:
-        for _ in range(ROUNDS):
-            prompts = [" ".join(rng.choice(WORDS) for _ in range(128)) for _ in range(batch)]
+    print("{}", flush=True)
+    for batch in batches:
+        for number in range(rounds):
+            prompts = [prompt for prompt, _ in Load(num_requests=batch, seed=number).jobs()]
             start = time.perf_counter()
             result = pipeline.generate(prompts, config)
-            speed = batch * NUM_TOKENS / (time.perf_counter() - start)
+            speed = batch * Load.max_tokens / (time.perf_counter() - start)
             ttft = result.perf_metrics.get_ttft().mean
             print(json.dumps({"batch": batch, "tokens_per_s": round(speed, 1), "ttft_ms": round(ttft, 1)}), flush=True)
 
@@ -71,10 +73,15 @@ def measure(file: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("file", type=Path)
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 16])
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        requantized = Path(folder) / "q8_0.gguf"
-        requantize(parser.parse_args().file, requantized)
-        measure(requantized)
+        file = args.file
+        if not is_q8_0(file):
+            file = Path(folder) / "q8_0.gguf"
+            requantize(args.file, file)
+        measure(file, args.batches, args.rounds)
 
 
 if __name__ == "__main__":

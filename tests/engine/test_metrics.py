@@ -42,7 +42,14 @@ def setup():
         Span("load the programs", 1.0, 2.0),
         Span("load the weights", 4.0, 4.5),
     )
-    facts = StartupFacts(compiled=lambda: {"start-up": 7}, cache_hits=lambda: 3, loaded=lambda: 16, spans=lambda: spans)
+    facts = StartupFacts(
+        compiled=lambda: {"start-up": 7},
+        cache_hits=lambda: 3,
+        loaded=lambda: 16,
+        spans=lambda: spans,
+        weight_bytes=1000,
+        kv_pool_bytes=2000,
+    )
     metrics = EngineMetrics("toy", engine, facts)
     loop = EngineLoop(engine, metrics, max_requests=100)
     yield metrics, loop, runner
@@ -89,6 +96,7 @@ def test_all_series_are_there_before_the_first_request(setup):
     assert scraped["program_loads_total"] == 16
     assert scraped["startup_seconds", "load the weights"] == 3.0
     assert scraped["startup_seconds", "load the programs"] == 1.0
+    assert (scraped["weight_bytes"], scraped["kv_pool_bytes"]) == (1000, 2000)
 
 
 def test_padding_by_the_size_of_the_body(setup):

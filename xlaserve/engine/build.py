@@ -219,6 +219,8 @@ def _start(
             spans=lambda: reporter.spans,
             buckets=lambda: runner.buckets.tokens,
             late=in_background.status,
+            weight_bytes=decided.sizing.weight_bytes,
+            kv_pool_bytes=decided.sizing.pool.num_bytes,
         ),
         late=in_background,
     )

@@ -170,10 +170,12 @@ class _ReadWhenScraped(Collector):
         yield self._counters(name, text, "position", dict(enumerate(accepted)))
 
     def _programs(self) -> Iterable[Metric]:
-        """Where they came from, what start-up took, and how well their sizes fit."""
+        """Where they came from, what start-up took, in time and memory, and how well their sizes fit."""
         startup = self._startup
         yield self._counter("compilation_cache_hits", "Programs found in the persistent cache", startup.cache_hits())
         yield self._counter("program_loads", "Programs loaded from a bundle", startup.loaded())
+        yield self._gauge("weight_bytes", "Of the weights on each device, when awake", startup.weight_bytes)
+        yield self._gauge("kv_pool_bytes", "Of the KV pools on each device, when awake", startup.kv_pool_bytes)
         compiled = dict.fromkeys(_COMPILATION_REASONS, 0) | dict(startup.compiled())
         yield self._counters("compilations", "Programs compiled", "reason", compiled)
         late = startup.late()

@@ -80,6 +80,8 @@ class StartupFacts:
     spans: Callable[[], Sequence[Span]] = tuple
     buckets: Callable[[], Sequence[int]] = tuple  # sizes of body that are ready, in tokens
     late: Callable[[], LateStatus] = LateStatus  # of the programs that were not there at first
+    weight_bytes: int = 0  # on each device, when awake
+    kv_pool_bytes: int = 0  # likewise
 
 
 NOT_MEASURED = StartupFacts()
