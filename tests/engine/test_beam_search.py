@@ -169,17 +169,33 @@ def test_logits_that_are_not_finite_fail_the_search_only(make):
 
 @pytest.mark.parametrize("policy", ["fcfs", "priority", "fair"])
 def test_the_steps_of_a_search_do_not_queue_behind_newcomers(make, policy):
-    """Nor do those take its rows between two steps: while others run, what is left to them is three rows."""
-    service, _ = make(policy=policy, max_num_seqs=6)
+    """Nor do those take its rows between two steps: while it runs, what is left to them is three rows."""
+    service, runner = make(policy=policy, max_num_seqs=6, num_blocks=(200,))
+    scheduler = service._scheduler
+    schedule, num_queued, num_others = scheduler.schedule, [], []
+
+    def watched(*arguments):
+        step = schedule(*arguments)
+        if searches := [*scheduler.kept_rows]:
+            num_queued.append(sum(request.continues is not None for request in scheduler.waiting))
+            others = (request for request in scheduler.running if request.continues is None)
+            num_others.append(sum(request not in searches for request in others))
+        return step
+
+    scheduler.schedule = watched
+    runner.released.clear()  # all are there before the search's second step
     search = Generations(service, [[65]], BeamSearchParams(n=3, max_tokens=12, ignore_eos=True), "a")
     others = [service.submit([70], SamplingParams(max_tokens=60, ignore_eos=True, temperature=0)) for _ in range(9)]
+    runner.released.set()
     collect(search)
-    first_times = [other._stream.request.first_scheduled_time for other in others]
-    assert sum(started is not None for started in first_times) == 3
-    assert all(len(collect_all(other)) == 60 for other in others)  # there are rows again
-    assert list(service._scheduler.kept_rows) == []
+    assert all(len(collect_all(other)) == 60 for other in others)
+    assert len(num_queued) > 12
+    assert {*num_queued} == {0}
+    assert max(num_others) == 3
+    wait_until_idle(service)
+    assert list(scheduler.kept_rows) == []
     if policy == "fair":
-        assert all(tenant.num_requests >= 0 for tenant in service._scheduler.waiting._tenants.values())
+        assert scheduler.waiting._tenants == {}
 
 
 def collect_all(generation) -> list[int]:

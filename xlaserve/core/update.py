@@ -94,7 +94,7 @@ def _append(scheduler: Scheduler, request: Request, tokens: Sequence[int]) -> En
         scheduler.block_manager.trim(request)
     if request.reading is not None and request.num_output_tokens == 1:
         read = request.reading.outcome()
-    if count > 1 and request.row >= 0 and scheduler.waiting.charges:
+    if count > 1 and scheduler.waiting.charges:  # nothing, if it was preempted meanwhile
         scheduler.waiting.charge(request, count - 1)
     if finish_reason:
         scheduler.finish(request, finish_reason)
