@@ -96,7 +96,7 @@ def command(
 def serve(config: "Config") -> None:
     """Returns when asked to stop and all is finished. Raises ConfigError or CheckpointError when it cannot start."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from xlaserve.cli.engine import calm_garbage_collector, shut_down
+    from xlaserve.cli.engine import calm_garbage_collector, give_back_memory, shut_down
     from xlaserve.server import wsgi
     from xlaserve.server.admin_access import AdminAccess, read_admin_key
     from xlaserve.server.app import create_app
@@ -118,6 +118,8 @@ def serve(config: "Config") -> None:
     models = None
     try:
         models = _load(config, state, stop)
+        if not _compiles(models):
+            give_back_memory()
         calm_garbage_collector()
         if batches:
             batches.measure(models)
