@@ -42,7 +42,7 @@ test: $(VENV)/.installed-test  ## Run the tests that need no real model
 	$(python) -m pytest -n 2 -m "not models and not aot and not kernels"
 
 kernels: $(VENV)/.installed-test  ## Interpret the Pallas kernels for TPUs and GPUs, case by case, against the reference
-	$(python) -m pytest -n 2 -m kernels
+	$(python) -m pytest -n 2 -m kernels tests/kernels
 
 sanitize:  ## Check the native kernels with ASan and UBSan, for each set of instructions (needs g++ or clang++)
 	tests/kernels/native/run

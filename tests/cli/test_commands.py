@@ -1,9 +1,9 @@
 """generate, chat, fetch and --help, in a process of their own over a toy engine."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -16,15 +16,16 @@ def xlaserve(*arguments: str, script: str = "hello", stdin: str | None = None) -
 
 
 def test_help_is_quick_and_shows_examples():
-    seconds = []
+    processor_seconds = []  # however busy the machine is
     for arguments in ([], *([name] for name in COMMANDS)):
-        started = time.monotonic()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-c", "from xlaserve.cli.main import main; main()", *arguments, "--help"]
         shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
-        seconds.append(time.monotonic() - started)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        processor_seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         assert "Examples:" in shown
         assert "xlaserve " + " ".join(arguments) in shown
-    assert min(seconds) < 0.5
+    assert min(processor_seconds) < 0.5
 
 
 def test_help_imports_nothing_heavy():
