@@ -45,6 +45,7 @@ NO_JAX = (
     "xlaserve.engine.output_processor",
     "xlaserve.engine.simulation",
     "xlaserve.runner.commands",
+    "xlaserve.server.workers.program",
 )
 JAX = ("jax", "jaxlib", "flax", "xlaserve_kernels")
 ENVIRONMENT = {"environ", "environb", "getenv", "getenvb", "putenv"}
@@ -125,7 +126,7 @@ def test_no_file_is_too_long():
 def test_core_and_the_text_side_run_without_jax():
     """The same rule in a live process, which also sees what other packages import."""
     modules = ("core.scheduler", "core.block_manager", "core.outputs", "runner.commands")
-    modules += ("engine.tokenizer", "engine.output_processor")
+    modules += ("engine.tokenizer", "engine.output_processor", "server.workers.program")
     imports = ";".join(f"import xlaserve.{module}" for module in modules)
     script = f"import sys;{imports};print([m for m in ('jax', 'jaxlib', 'flax', 'torch') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=60)

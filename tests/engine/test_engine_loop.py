@@ -13,8 +13,9 @@ from xlaserve.core.outputs import EngineOutput, TokenLogprobs
 from xlaserve.core.reading import Pooled
 from xlaserve.core.request import Request
 from xlaserve.engine import engine_loop
-from xlaserve.engine.engine_loop import EngineLoop, OutputStream
+from xlaserve.engine.engine_loop import EngineLoop
 from xlaserve.engine.metrics import EngineMetrics
+from xlaserve.engine.output_stream import OutputStream
 from xlaserve.engine.startup import StartupFacts
 from xlaserve.errors import EngineUnavailable, InvalidRequest, Overloaded
 from xlaserve.sampling_params import SamplingParams

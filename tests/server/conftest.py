@@ -1,5 +1,5 @@
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -12,10 +12,25 @@ from xlaserve.config import FilesSection
 from xlaserve.server.admin_access import AdminAccess
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.state import ServerState
+from xlaserve.server.workers.workers import Workers
+
+
+@pytest.fixture(scope="session")
+def one_worker() -> Iterator[Workers]:
+    """For all tests that want one: whatever servers there are, it is told of their models with their answers."""
+    workers = Workers(1)
+    yield workers
+    workers.stop()
 
 
 @pytest.fixture
-def make_live():
+def workers() -> Workers | None:
+    """Who writes the streams of `make_live`: a thread, but where a module says otherwise."""
+    return None
+
+
+@pytest.fixture
+def make_live(workers):
     """make_live(script, max_requests=, max_body=, api_keys=, make_batches=, admin_access=, **toy): a live toy server.
 
     **toy: see make_toy_service."""
@@ -36,9 +51,12 @@ def make_live():
             api_keys=api_keys,
             make_batches=make_batches,
             admin_access=admin_access,
+            workers=workers,
         )
         servers.append(server)
         server.service, server.runner = make_toy_service(script, **toy)
+        if workers:
+            workers.prepare([server.service])
         server.state.set_ready(served(server.service))
         return server
 

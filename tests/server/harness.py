@@ -16,6 +16,7 @@ from xlaserve.server.app import create_app
 from xlaserve.server.auth import ApiKeys
 from xlaserve.server.batches.batches import Batches
 from xlaserve.server.state import ServerState
+from xlaserve.server.workers.workers import Workers
 
 JSON = {"Content-Type": "application/json"}
 
@@ -39,6 +40,7 @@ class LiveServer:
         api_keys: dict[str, str] | None = None,
         make_batches: Callable[[ServerState], Batches] | None = None,
         admin_access: AdminAccess | None = None,
+        workers: Workers | None = None,
     ):
         self.state = ServerState(max_requests=max_requests, max_body=max_body)
         self.batches = make_batches(self.state) if make_batches else None
@@ -48,6 +50,7 @@ class LiveServer:
             max_requests=max_requests,
             max_body=max_body,
             max_upload=self.batches.files.max_file_bytes if self.batches else None,
+            workers=workers,
         )
         self.port = self._server.port
         self.url = f"http://127.0.0.1:{self.port}"

@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 from xlaserve.bench.client import Server, send_at_once
@@ -34,7 +35,7 @@ def serve_traced(service: GenerationService, trace: Trace, jobs: Sequence[Job]) 
 
 @contextmanager
 def _serving(service: GenerationService, trace: Trace, num_requests: int) -> Iterator[str]:
-    limits = {"max_requests": num_requests, "max_body": _MAX_BODY}
+    limits: dict[str, Any] = {"max_requests": num_requests, "max_body": _MAX_BODY}
     state = ServerState(**limits)
     state.set_ready(ServedModels([Slot(service.info.name, service=service)]))
     with patch.object(Pump, "_visit", trace.timed("events of a stream", Pump._visit)):

@@ -18,6 +18,7 @@ from xlaserve.engine.completion_rate import CompletionRate
 from xlaserve.engine.llm_engine import FAILED, LLMEngine
 from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.news import News
+from xlaserve.engine.output_stream import OutputStream
 from xlaserve.errors import EngineUnavailable, InvalidRequest, ModelAsleep, Overloaded
 
 logger = logging.getLogger(__name__)
@@ -26,35 +27,6 @@ EngineState = Literal["ready", "asleep", "draining", "failed"]
 PAUSED_SECONDS = 0.1  # between two looks at the deadlines of requests that wait while no step is made
 CALL_SECONDS = 120.0  # how long a step under way may keep a call: if longer, it hangs
 JOIN_SECONDS = 5.0  # how long shutdown waits for a step under way
-
-
-class OutputStream:
-    """One request's outputs, in order; the last one has a finish_reason. Written by the loop, read by one thread.
-
-    forks: those of the request's forks. places: of the loop's max_requests, given back at its end.
-    """
-
-    def __init__(self, request: Request, news: News | None = None):
-        self.request = request
-        self.forks = tuple(OutputStream(fork, news) for fork in request.forks)
-        self.places = 0
-        self._news = news
-        self._outputs: queue.SimpleQueue[EngineOutput] = queue.SimpleQueue()
-
-    def put(self, output: EngineOutput) -> None:
-        self._outputs.put(output)
-        if self._news is not None and (output.finish_reason or not self._news.of_ends):
-            self._news.set()
-
-    def get(self, timeout: float | None = None) -> EngineOutput | None:
-        """What there is, as one output; None when there is none within `timeout` seconds. A timeout of None waits."""
-        try:
-            output = self._outputs.get(timeout=timeout)
-        except queue.Empty:
-            return None
-        while not self._outputs.empty():  # a reader that is late has less to do for each
-            output = output.with_next(self._outputs.get())
-        return output
 
 
 @dataclass(frozen=True)

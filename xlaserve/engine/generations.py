@@ -4,7 +4,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from xlaserve.engine.completion import Completion
 from xlaserve.engine.news import News
@@ -13,9 +13,11 @@ from xlaserve.sampling_params import BeamSearchParams, PoolingParams, SamplingPa
 from xlaserve.scheduling_params import NO_PREFERENCE, SchedulingParams
 
 if TYPE_CHECKING:
+    from xlaserve.core.outputs import EngineOutput
     from xlaserve.engine.beam_search import BeamAnswer
+    from xlaserve.engine.generation import Generation
     from xlaserve.engine.output_processor import TextDelta
-    from xlaserve.engine.service import Generation, GenerationService
+    from xlaserve.engine.service import GenerationService
 
 Params = SamplingParams | BeamSearchParams  # of what generates
 AnyParams = Params | PoolingParams
@@ -53,7 +55,7 @@ class Generations:
         each = [params] * len(prompts) if isinstance(params, AnyParams) else params
         ids = [f"{request_id}-{number}" for number in range(len(prompts))]
         self.prompts: list[list[int]] = []  # by index
-        self._check = check
+        self.check = check
         self.by_index: list[Generation | BeamAnswer] = []
         self._running: dict[int, Generation | BeamAnswer] = {}
         self.news = News()
@@ -142,8 +144,9 @@ class Generations:
 
     def new(self) -> "Iterator[tuple[int, TextDelta]]":
         """One delta of each that has something new: queued ones hold up no other, a stop string ends its at once."""
-        self._submit_more()
-        self._check()
+        if self._later:
+            self._submit_more()
+        self.check()
         self.news.clear()  # before looking: what comes after the look sets it again
         for index, generation in list(self._running.items()):
             delta = generation.next(timeout=0)
@@ -151,11 +154,23 @@ class Generations:
                 continue
             if delta.finish_reason is not None:
                 del self._running[index]
-            if error := _failure(delta):
-                if delta.token_ids:  # that came with its end
-                    yield index, replace(delta, finish_reason=None)
-                raise error
+                if error := _failure(delta):
+                    if delta.token_ids:  # that came with its end
+                        yield index, replace(delta, finish_reason=None)
+                    raise error
             yield index, delta
+
+    def outputs(self) -> "Iterator[tuple[int, EngineOutput]]":
+        """What the engine has said, errors too: in place of `new`, where text is made of it elsewhere. Checks nothing.
+
+        Not of beam searches, nor with `at_once`.
+        """
+        for index, generation in list(self._running.items()):
+            output = cast("Generation", generation).take()
+            if output is not None:
+                if output.finish_reason is not None:
+                    self._running.pop(index, None)  # may have been aborted meanwhile
+                yield index, output
 
 
 def _failure(delta: "TextDelta") -> XlaserveError | None:

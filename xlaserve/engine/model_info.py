@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from xlaserve.sampling_params import PoolingType
+from xlaserve.sampling_params import PoolingType, SamplingParams
 
 
 @dataclass(frozen=True)
@@ -22,3 +22,11 @@ class ModelInfo:
     takes_chat_template: bool = False  # a client may send its own
     pooling: PoolingType = "last"  # how embeddings are made
     hidden_size: int = 0  # numbers in an embedding
+
+    def end_ids(self, params: SamplingParams) -> frozenset[int]:
+        """EOS, unless it is ignored: what ends an answer without being asked for."""
+        return frozenset() if params.ignore_eos and params.grammar is None else self.eos_ids
+
+    def stop_ids(self, params: SamplingParams) -> frozenset[int]:
+        """All that end an answer."""
+        return self.end_ids(params) | set(params.stop_token_ids)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from xlaserve.core.outputs import EngineOutput, FinishReason, TokenLogprobs
-from xlaserve.core.reading import Pooled, PromptRead, PromptScores
+from xlaserve.core.reading import PromptScores
 from xlaserve.engine.detokenizer import make_detokenizer
 from xlaserve.engine.stop_strings import StopStrings
 from xlaserve.sampling_params import SamplingParams
@@ -87,6 +87,7 @@ class OutputProcessor:
             skip_special_tokens=params.skip_special_tokens,
             spaces_between_special_tokens=params.spaces_between_special_tokens,
         )
+        self._has_stops = bool(params.stop)
         self._stops = StopStrings(params.stop, include=params.include_stop_str_in_output)
         self.finished = False
 
@@ -99,10 +100,14 @@ class OutputProcessor:
         if self.finished:
             return TextDelta()
         text: list[str] = []
+        detokenize, stop_ids = self._detokenizer.push, self._stop_ids
         for count, token_id in enumerate(output.token_ids, start=1):
-            if token_id in self._stop_ids:
+            if token_id in stop_ids:
                 break
-            text.append(self._stops.push(self._detokenizer.push(token_id), self._detokenizer.held_text))
+            if not self._has_stops:
+                text.append(detokenize(token_id))
+                continue
+            text.append(self._stops.push(detokenize(token_id), self._detokenizer.held_text))
             if self._stops.found is not None:
                 return self._delta(output, "".join(text), count, "stop", self._stops.found)
         if output.finish_reason is None:
@@ -126,14 +131,14 @@ class OutputProcessor:
         logprobs = None
         if self._wants_logprobs:
             logprobs = tuple(map(self._logprob, token_ids, (output.logprobs or ())[:num_tokens]))
-        return TextDelta(
-            text, token_ids, logprobs, finish_reason, stop_reason, output.error, self._prompt_tokens(output.read),
-            output.read.embedding if isinstance(output.read, Pooled) else None,
-        )  # fmt: skip
+        delta = TextDelta(text, token_ids, logprobs, finish_reason, stop_reason, output.error)
+        if isinstance(output.read, PromptScores):
+            delta.prompt_tokens = self._prompt_tokens(output.read)
+        elif output.read is not None:
+            delta.embedding = output.read.embedding
+        return delta
 
-    def _prompt_tokens(self, read: PromptRead | None) -> tuple[PromptToken, ...] | None:
-        if not isinstance(read, PromptScores):
-            return None
+    def _prompt_tokens(self, read: PromptScores) -> tuple[PromptToken, ...]:
         show = self._tokenizer.token_text
         columns = (read.logprobs, read.ranks, read.top_ids, read.top_logprobs)
         scored = zip(self._prompt_ids[1:], *(column.tolist() for column in columns), strict=True)

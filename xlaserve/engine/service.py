@@ -6,8 +6,7 @@ Text is made on the caller's thread, so that a slow one holds up nobody else.
 import operator
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
 
 from xlaserve.core.bad_words import BadWords
@@ -16,7 +15,8 @@ from xlaserve.core.reading import make_reading
 from xlaserve.core.request import Request
 from xlaserve.engine.bad_words import bad_word_ids
 from xlaserve.engine.beam_search import BeamAnswer, BeamSearch
-from xlaserve.engine.engine_loop import EngineLoop, EngineState, OutputStream
+from xlaserve.engine.engine_loop import EngineLoop, EngineState
+from xlaserve.engine.generation import Generation
 from xlaserve.engine.grammar.compiler import GrammarCompiler
 from xlaserve.engine.idle_sleeper import IdleSleeper
 from xlaserve.engine.llm_engine import LLMEngine
@@ -24,7 +24,8 @@ from xlaserve.engine.metrics import EngineMetrics
 from xlaserve.engine.model_admin import ModelAdmin, SleepLevel
 from xlaserve.engine.model_info import ModelInfo
 from xlaserve.engine.news import News
-from xlaserve.engine.output_processor import Measured, OutputProcessor, TextDelta
+from xlaserve.engine.output_processor import OutputProcessor
+from xlaserve.engine.output_stream import OutputStream
 from xlaserve.engine.reasoning_rules import with_reasoning
 from xlaserve.engine.startup import NOT_MEASURED, StartupFacts
 from xlaserve.engine.tokenizer import Tokenizer
@@ -139,7 +140,7 @@ class GenerationService:
         request_id: str | None = None,
         news: News | None = None,
         scheduling: SchedulingParams = NO_PREFERENCE,
-    ) -> "Generation":
+    ) -> Generation:
         """Queues a request and returns its generation at once. `news` is set whenever that has something new.
 
         With n > 1 there are further generations, in its `forks`.
@@ -157,7 +158,7 @@ class GenerationService:
         request_ids: Sequence[str | None],
         news: News | None = None,
         scheduling: SchedulingParams = NO_PREFERENCE,
-    ) -> "list[Generation]":
+    ) -> list[Generation]:
         """`submit` for several prompts, each with its params and its id: all of them are queued or none."""
         num_answers, limit = sum(each.n for each in params), self._loop.max_requests
         if num_answers > limit:
@@ -233,7 +234,6 @@ class GenerationService:
             message = "priority has no effect on this server: its scheduler.policy is not 'priority'. Leave it out."
             raise InvalidRequest(message, param="priority")
         bad_words = bad_word_ids(self.tokenizer, params.bad_words, self.info.vocab_size)
-        eos_ids = frozenset() if params.ignore_eos and params.grammar is None else self.info.eos_ids
         limit = min(self.info.max_model_len, self.info.max_request_tokens)
         constraint = None
         if params.grammar is not None:
@@ -252,8 +252,8 @@ class GenerationService:
             prompt_ids=prompt_ids,
             params=params,
             max_total_tokens=limit if params.max_tokens is None else min(len(prompt_ids) + params.max_tokens, limit),
-            stop_ids=eos_ids | set(params.stop_token_ids),
-            eos_ids=eos_ids,
+            stop_ids=self.info.stop_ids(params),
+            eos_ids=self.info.end_ids(params),
             seed=secrets.randbits(63) if params.seed is None else params.seed,
             arrival_time=now,
             priority=scheduling.priority,
@@ -269,7 +269,7 @@ class GenerationService:
             request.add_fork(f"{request.request_id}-{index}", index)
         return request
 
-    def _follow(self, stream: OutputStream) -> "Generation":
+    def _follow(self, stream: OutputStream) -> Generation:
         return Generation(stream, self._make_processor(stream.request), self._loop)
 
     def _make_processor(self, request: Request) -> OutputProcessor:
@@ -335,65 +335,3 @@ def _check_choice(request: Request) -> None:
         raise InvalidRequest("allowed_token_ids: bad_words forbid all of them.", param="allowed_token_ids")
     if request.params.min_tokens and left <= request.stop_ids:
         raise InvalidRequest("min_tokens: all of allowed_token_ids end the output at once.", param="min_tokens")
-
-
-class Generation:
-    """One request under way: iterate over it, or poll `next`, on one thread; `abort` from any.
-
-    forks: the further answers to its prompt, each with an end of its own.
-    """
-
-    def __init__(self, stream: OutputStream, processor: OutputProcessor, loop: EngineLoop):
-        self.forks: list[Generation] = []
-        self._stream = stream
-        self._processor = processor
-        self._loop = loop
-        self._end_time: float | None = None
-
-    @property
-    def request_id(self) -> str:
-        return self._stream.request.request_id
-
-    def next(self, timeout: float | None = None) -> TextDelta | None:
-        """The next piece; None when there is none within `timeout` seconds, or after the last one."""
-        if self._end_time is not None:
-            return None
-        output = self._stream.get(timeout)
-        if output is None:
-            return None
-        try:
-            delta = self._processor.push(output)
-        except BaseException:
-            self.abort()
-            raise
-        if delta.finish_reason is not None:
-            self._end_time = time.monotonic()
-            if output.finish_reason is None:  # a stop string: the engine does not know of it
-                self._loop.abort(self._stream, delta.finish_reason)
-            measured = Measured(self._stream.request.num_cached_tokens, self.timings)
-            return replace(delta, measured=measured)
-        return delta
-
-    def __iter__(self) -> Iterator[TextDelta]:
-        """Up to the piece that has a finish_reason. Leaving earlier aborts the request."""
-        try:
-            while (delta := self.next()) is not None:
-                yield delta
-        finally:
-            self.abort()
-
-    def abort(self) -> None:
-        """Frees what the request holds, in whatever phase it is; harmless when it has ended."""
-        if self._end_time is None:
-            self._loop.abort(self._stream)
-
-    @property
-    def timings(self) -> dict[str, float | None]:
-        """Seconds from arrival: `queue` to the first step, `ttft` to the first token, `total` to the end or to now."""
-        request = self._stream.request
-        times = {
-            "queue": request.first_scheduled_time,
-            "ttft": request.first_token_time,
-            "total": self._end_time or time.monotonic(),
-        }
-        return {name: None if when is None else when - request.arrival_time for name, when in times.items()}

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import tokenizers
 
 from xlaserve.engine.chat_template import ChatTemplate
 from xlaserve.engine.gguf_tokenizer import read_metadata
@@ -44,6 +45,22 @@ class Tokenizer:
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self.spelling = Spelling(backend.decoder)
         self._adds_bos = self.bos_id is not None and backend.encode("").ids[:1] == [self.bos_id]
+
+    def to_json(self) -> dict[str, Any]:
+        """What `from_json` makes the same tokenizer of, in another process."""
+        return {
+            "backend": self._backend.to_str(),
+            "named_tokens": self._named_tokens,
+            "eos_ids": sorted(self.eos_ids),
+            "chat_template": self._template.source if self._template else None,
+        }
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Tokenizer":
+        named, source = content["named_tokens"], content["chat_template"]
+        backend = tokenizers.Tokenizer.from_str(content["backend"])
+        template = None if source is None else ChatTemplate(source, named)
+        return cls(Vocabulary(backend, named, frozenset(content["eos_ids"])), template)
 
     @property
     def has_chat_template(self) -> bool:

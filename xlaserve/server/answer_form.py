@@ -1,7 +1,7 @@
 """What the answer to a chat request is made of: how it is read, and what it has to keep to for that."""
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xlaserve.engine.answer_parser import AnswerParser
 from xlaserve.engine.reasoning import BEGIN, END, ReasoningParser, ReasoningTokens, reasoning_is_open
@@ -15,7 +15,8 @@ from xlaserve.server.protocol.chat import ChatRequest
 from xlaserve.server.protocol.tools import NamedTool, Tool
 
 if TYPE_CHECKING:
-    from xlaserve.engine.service import GenerationService
+    from xlaserve.engine.model_info import ModelInfo
+    from xlaserve.engine.tokenizer import Tokenizer
 
 _NO_PARSER = (
     "This server does not know how the model writes tool calls, for its chat template does not tell. Start it with "
@@ -31,16 +32,27 @@ _NO_STRICT_AUTO = (
 )
 
 
+class ModelText(Protocol):
+    """What is needed of a model to read what it says: no engine."""
+
+    @property
+    def info(self) -> "ModelInfo": ...
+
+    @property
+    def tokenizer(self) -> "Tokenizer": ...
+
+
 @dataclass(frozen=True)
 class AnswerForm:
     """Of one request. `answer()` reads one choice. Raises InvalidRequest for what this model cannot do."""
 
-    service: "GenerationService"
+    model: ModelText
     asked: ChatRequest
     prompt_ids: list[int]
+    data: dict[str, Any]  # the JSON that `asked` was parsed from
 
     def __post_init__(self):
-        info = self.service.info
+        info = self.model.info
         if self.asked.offered_tools and info.tool_parser is None:
             raise InvalidRequest(_NO_PARSER, param="tools")
         if self.asked.thinking_token_budget is not None and not info.thinks:
@@ -48,7 +60,7 @@ class AnswerForm:
 
     @property
     def thinks(self) -> bool:
-        return self.service.info.thinks
+        return self.model.info.thinks
 
     @property
     def _must_call(self) -> bool:
@@ -68,8 +80,8 @@ class AnswerForm:
 
     @property
     def _parser(self) -> str:
-        assert self.service.info.tool_parser is not None
-        return constrained_form(self.service.info.tool_parser) if self._must_call else self.service.info.tool_parser
+        assert self.model.info.tool_parser is not None
+        return constrained_form(self.model.info.tool_parser) if self._must_call else self.model.info.tool_parser
 
     @property
     def _parallel(self) -> bool:
@@ -77,8 +89,8 @@ class AnswerForm:
 
     def sampling_params(self) -> SamplingParams | BeamSearchParams:
         """What the request asks for, and what the answer has to keep to."""
-        asked, special_id = self.asked, self.service.tokenizer.special_id
-        params = asked.sampling_params(self.service.info.sampling_defaults)
+        asked, special_id = self.asked, self.model.tokenizer.special_id
+        params = asked.sampling_params(self.model.info.sampling_defaults)
         marks = (BEGIN, END) if self.thinks else ()
         marks += PARSERS[self._parser].marks if asked.offered_tools else ()
         if any(special_id(mark) is not None for mark in marks):  # else they would be left out of the text
@@ -110,7 +122,7 @@ class AnswerForm:
             tool.function.name: tool.function.parameters if self._must_call or tool.function.strict else ANY_ARGUMENTS
             for tool in self._callable
         }
-        tokenizer = self.service.tokenizer
+        tokenizer = self.model.tokenizer
         text = call_grammar(
             self._parser,
             tokenizer.chat_template,
@@ -124,9 +136,9 @@ class AnswerForm:
     def answer(self) -> ChatAnswer:
         reasoning = counter = None
         if self.thinks:
-            is_open = reasoning_is_open(self.service.tokenizer, self.prompt_ids)
+            is_open = reasoning_is_open(self.model.tokenizer, self.prompt_ids)
             reasoning = ReasoningParser(is_open=is_open)
-            counter = ReasoningTokens(self.service.tokenizer, is_open=is_open)
+            counter = ReasoningTokens(self.model.tokenizer, is_open=is_open)
         return ChatAnswer(
             AnswerParser(reasoning, self._tool_parser()),
             counter,

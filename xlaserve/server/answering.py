@@ -37,7 +37,7 @@ def answer(make_job: "Callable[[GenerationService, dict[str, Any]], Job]") -> Re
             generations = job.start(service, scheduling, check)
             stack.callback(generations.abort)
             # Closing is not the generator's own `finally`: one that was never started runs none.
-            events = sse.EventStream(generations, job.stream(generations), stack.pop_all().close)
+            events = sse.EventStream(generations, job.stream(generations), stack.pop_all().close, job, service)
             response = Response(events, mimetype="text/event-stream", headers=sse.HEADERS, direct_passthrough=True)
         response.headers["X-Request-Id"] = job.asked.request_id or client_request_id() or job.renderer.id
         return response

@@ -2,14 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from xlaserve.engine.generations import AnyParams, Generations, Params, collect
 from xlaserve.errors import InvalidRequest
 from xlaserve.scheduling_params import SchedulingParams
 from xlaserve.server import sse
-from xlaserve.server.answer_form import AnswerForm
+from xlaserve.server.answer_form import AnswerForm, ModelText
 from xlaserve.server.protocol.chat import ChatRequest, parse_chat
 from xlaserve.server.protocol.completion import CompletionRequest, parse_completion
 from xlaserve.server.render import ChatRenderer, CompletionRenderer, Renderer
@@ -71,12 +71,27 @@ class Job(ABC):
 
 
 @dataclass(frozen=True)
+class Recipe:
+    """What the same answer can be written from in another process, beside the prompts: see `workers.restoring`.
+
+    data: the request's JSON as it came; more: what else it takes, likewise JSON. keep: takes the id and the JSON of an
+    answer that is to be stored.
+    """
+
+    kind: Literal["completion", "chat", "responses"]
+    data: dict[str, Any]
+    more: dict[str, Any] = field(default_factory=dict)
+    keep: Callable[[str, bytes], None] = lambda answer_id, answer: None
+
+
+@dataclass(frozen=True)
 class TextJob(Job):
     """One whose answer can be streamed."""
 
     asked: CompletionRequest | ChatRequest
     params: Params
     renderer: Renderer
+    recipe: Recipe
 
     @abstractmethod
     def stream(self, generations: Generations) -> Iterator[bytes]:
@@ -108,7 +123,16 @@ def completion_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     params = asked.sampling_params(service.info.sampling_defaults)
     kept = [truncated(ids, asked, _room(params), service.info) for ids in prompts]
     echoed = [_shown(*each, asked, service.tokenizer) for each in zip(asked.prompt, prompts, kept, strict=True)]
-    return _ChoicesJob(asked, params, kept, CompletionRenderer(service.info.name, kept, asked, echoed))
+    return write_completion(service, data, asked, kept, echoed)
+
+
+def write_completion(
+    model: ModelText, data: dict[str, Any], asked: CompletionRequest, prompts: list[list[int]], echoed: list[str]
+) -> TextJob:
+    """The job whose prompts are known; `echoed`: see CompletionRenderer."""
+    params = asked.sampling_params(model.info.sampling_defaults)
+    renderer = CompletionRenderer(model.info.name, prompts, asked, echoed)
+    return _ChoicesJob(asked, params, prompts, renderer, Recipe("completion", data, {"echoed": echoed}))
 
 
 def _shown(
@@ -124,10 +148,14 @@ def _shown(
 
 def chat_job(service: "GenerationService", data: dict[str, Any]) -> Job:
     """Raises InvalidRequest."""
-    form = chat_form(service, data)
+    return write_chat(chat_form(service, data))
+
+
+def write_chat(form: AnswerForm) -> TextJob:
+    """The job whose prompt is known."""
     prompts = [form.prompt_ids]
-    renderer = ChatRenderer(service.info.name, prompts, form.asked, form=form)
-    return _ChoicesJob(form.asked, form.sampling_params(), prompts, renderer)
+    renderer = ChatRenderer(form.model.info.name, prompts, form.asked, form=form)
+    return _ChoicesJob(form.asked, form.sampling_params(), prompts, renderer, Recipe("chat", form.data))
 
 
 def chat_form(service: "GenerationService", data: dict[str, Any]) -> AnswerForm:
@@ -150,7 +178,7 @@ def chat_form(service: "GenerationService", data: dict[str, Any]) -> AnswerForm:
         add_generation_prompt=asked.add_generation_prompt,
     )
     params = asked.sampling_params(service.info.sampling_defaults)
-    return AnswerForm(service, asked, truncated(ids, asked, _room(params), service.info))
+    return AnswerForm(service, asked, truncated(ids, asked, _room(params), service.info), data)
 
 
 def _room(params: Params) -> int:

@@ -14,6 +14,7 @@ from typing import Protocol
 from xlaserve.server.sse import EventStream
 
 STOP_SECONDS = 5.0  # for what it is about
+FULL_BYTES = 2**16  # of events that wait for a client: what comes then is made into events later
 LOOK_SECONDS = 0.5  # how soon a client that has gone, or is ready to take more, is noticed while nothing is generated
 
 
@@ -31,11 +32,31 @@ class Writer(Protocol):
 
 
 @dataclass(eq=False)
-class _Answer:
+class Answer:
+    """One that is being written; of one thread, but for `is_due`."""
+
     stream: EventStream
     writer: Writer
-    is_due: bool = False  # stands in the queue
+    is_due: bool = False  # there is news of it, and somebody will visit it
     error: BaseException | None = None
+
+    def visit(self) -> bool:
+        """Writes what is new, if the client takes it. True: no more will come, or something has raised `error`."""
+        self.is_due = False  # before looking: what comes after the look is told again
+        try:
+            if self.writer.is_full:
+                return False
+            events = self.stream.events()
+            if events:
+                self.writer.write(events)
+            return events is None or self.stream.is_over
+        except BaseException as error:  # whoever waits for this answer is to know
+            self.error = error
+            return True
+
+
+@dataclass(eq=False)
+class _Awaited(Answer):
     over: threading.Event = field(default_factory=threading.Event)
 
 
@@ -43,14 +64,14 @@ class Pump:
     """Runs from construction until `stop`."""
 
     def __init__(self):
-        self._due: queue.SimpleQueue[_Answer | None] = queue.SimpleQueue()
-        self._answers: set[_Answer] = set()  # under way; the thread's own
+        self._due: queue.SimpleQueue[_Awaited | None] = queue.SimpleQueue()
+        self._answers: set[_Awaited] = set()  # under way; the thread's own
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
         self._thread.start()
 
     def send(self, stream: EventStream, writer: Writer) -> None:
         """Returns when all has been written. Raises what writing raised, and RuntimeError when the pump has stopped."""
-        answer = _Answer(stream, writer)
+        answer = _Awaited(stream, writer)
         stream.news.listener = partial(self._tell, answer)
         self._tell(answer)
         while not answer.over.wait(LOOK_SECONDS):
@@ -64,7 +85,7 @@ class Pump:
         self._due.put(None)
         self._thread.join(STOP_SECONDS)
 
-    def _tell(self, answer: _Answer) -> None:
+    def _tell(self, answer: _Awaited) -> None:
         """By any thread: there is something new."""
         if not answer.is_due:
             answer.is_due = True
@@ -86,17 +107,7 @@ class Pump:
                     self._visit(answer)
                 next_look = time.monotonic() + LOOK_SECONDS
 
-    def _visit(self, answer: _Answer) -> None:
-        answer.is_due = False  # before looking: what comes after the look is told again
-        try:
-            if answer.writer.is_full:
-                return
-            events = answer.stream.events()
-            if events:
-                answer.writer.write(events)
-            if events is not None and not answer.stream.is_over:
-                return
-        except BaseException as error:  # whoever waits for this answer is to know
-            answer.error = error
-        self._answers.discard(answer)
-        answer.over.set()
+    def _visit(self, answer: _Awaited) -> None:
+        if answer.visit():
+            self._answers.discard(answer)
+            answer.over.set()

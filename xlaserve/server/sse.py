@@ -2,12 +2,17 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from xlaserve.engine.generations import Generations
 from xlaserve.errors import XlaserveError
 from xlaserve.server.errors import ClientGone, error_reply
 from xlaserve.server.events import event
 from xlaserve.server.render import ChatRenderer, CompletionRenderer
+
+if TYPE_CHECKING:
+    from xlaserve.engine.service import GenerationService
+    from xlaserve.server.jobs import TextJob
 
 HEADERS = {
     "Cache-Control": "no-cache",
@@ -22,19 +27,28 @@ class EventStream:
     """The events of one answer, either iterated over, which waits for them, or pulled by `events` when there is news.
 
     pieces: yields the events of what is new, none when nothing is, and does not wait; the last ones when the
-    generations are over. close: called in the end.
+    generations are over. close: called in the end. job, service: what makes them, so that another process may instead.
     """
 
-    def __init__(self, generations: Generations, pieces: Iterator[bytes], close: Callable[[], None]):
+    def __init__(
+        self,
+        generations: Generations,
+        pieces: Iterator[bytes],
+        close: Callable[[], None],
+        job: "TextJob | None" = None,
+        service: "GenerationService | None" = None,
+    ):
         self.news = generations.news
-        self._generations = generations
+        self.job = job
+        self.service = service
+        self.generations = generations
         self._pieces = pieces
         self._close = close
 
     @property
     def is_over(self) -> bool:
         """Nothing more will come."""
-        return self._generations.is_over
+        return self.generations.is_over
 
     def events(self) -> bytes | None:
         """What is new, without waiting; None: nobody is there to read it. Never from two threads at a time."""
@@ -45,7 +59,7 @@ class EventStream:
             if events:
                 yield events
             else:
-                self._generations.wait()
+                self.generations.wait()
 
     def close(self) -> None:
         self._close()

@@ -7,7 +7,7 @@ import copy
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from waitress import wasyncore
@@ -19,8 +19,9 @@ from waitress.task import ErrorTask
 from xlaserve.errors import ConfigError
 from xlaserve.server.batches.file_store import FORM_BYTES
 from xlaserve.server.errors import body_too_large, file_too_large, make_reply
-from xlaserve.server.pump import Pump
+from xlaserve.server.pump import FULL_BYTES, Pump
 from xlaserve.server.sse import EventStream
+from xlaserve.server.workers.workers import Workers
 
 SPARE_THREADS = 8  # for /health, /metrics and refusals while every generation thread is taken
 LOOP_SECONDS = 1.0
@@ -29,7 +30,6 @@ WORKER_SECONDS = 1.0  # then, for the threads to end
 # A body over the limit is read to its end up to this many times the limit, and refused by the application: a client
 # whose connection is cut while it sends seldom reads the answer. Larger ones are cut.
 BODY_LEEWAY = 4
-FULL_BYTES = 2**16  # of events that wait for a client: what comes then is made into events later
 UPLOADS = "/v1/files"
 UPLOAD_LEEWAY = 2  # likewise
 
@@ -96,15 +96,54 @@ class _Writer:
 
     def __init__(self, write: Any):
         self.write = write  # of waitress' task: the one that WSGI knows
-        self._channel = write.__self__.channel
+        self._task = write.__self__
 
     @property
     def is_full(self) -> bool:
-        return self._channel.total_outbufs_len > FULL_BYTES
+        return self._task.channel.total_outbufs_len > FULL_BYTES
+
+    @property
+    def chunked(self) -> bool:
+        """How the body is framed; waitress writes its end. Known once the headers are written."""
+        return self._task.chunked_response
+
+    def hand_over(self) -> socket.socket | None:
+        """The client's socket, for another process, once the headers have gone to it.
+
+        None where something waits to be written still: waitress would write it amid what the other process does.
+        """
+        self.write(b"")
+        channel = self._task.channel
+        with channel.outbuf_lock:  # under which waitress tells that it closes the socket, before it does
+            if channel.connected and not channel.total_outbufs_len:
+                return channel.socket.dup()
+        return None
 
 
-def _pumped(app: Callable, pump: Pump) -> Callable:
-    """`app`, whose streams of events are written by the pump, while the request's own thread waits for their end."""
+class _Written:
+    """A stream that is written: waitress has only to close it."""
+
+    def __init__(self, stream: EventStream):
+        self.close = stream.close
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(())
+
+
+def _pumped(app: Callable, pump: Pump, workers: Workers | None) -> Callable:
+    """`app`, whose streams of events are written by a worker or the pump: the request's own thread waits for their end.
+
+    The pump does it where no worker is there, or the client cannot be handed over.
+    """
+
+    def write_events(stream: EventStream, writer: _Writer) -> None:
+        worker = workers.choose() if workers else None
+        client = writer.hand_over() if worker else None
+        if worker is None or client is None:
+            pump.send(stream, writer)
+        else:
+            with client:
+                worker.send(stream, client.fileno(), chunked=writer.chunked)
 
     def pumped(environ: Any, start_response: Callable) -> Any:
         writes = []
@@ -116,10 +155,11 @@ def _pumped(app: Callable, pump: Pump) -> Callable:
         answer = app(environ, start)
         if isinstance(answer, EventStream):
             try:
-                pump.send(answer, _Writer(writes[-1]))
+                write_events(answer, _Writer(writes[-1]))
             except BaseException:
                 answer.close()  # waitress does it for what has been returned
                 raise
+            return _Written(answer)
         return answer
 
     return pumped
@@ -129,15 +169,23 @@ class HttpServer:
     """Serves `app` on a bound socket, from construction until `close()`.
 
     max_requests: requests the application works on at a time; it refuses more. max_body: bytes, max_upload: of a file.
+    workers: who writes the events of streams; None: a thread.
     """
 
     def __init__(
-        self, app: Callable, sock: socket.socket, *, max_requests: int, max_body: int, max_upload: int | None = None
+        self,
+        app: Callable,
+        sock: socket.socket,
+        *,
+        max_requests: int,
+        max_body: int,
+        max_upload: int | None = None,
+        workers: Workers | None = None,
     ):
         self._sockets: dict[int, Any] = {}
         self._pump = Pump()
         self._server: Any = create_server(
-            _pumped(app, self._pump),
+            _pumped(app, self._pump, workers),
             map=self._sockets,
             sockets=[sock],
             threads=max_requests + SPARE_THREADS,

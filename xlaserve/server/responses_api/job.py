@@ -9,12 +9,11 @@ from xlaserve.engine.generations import Generations
 from xlaserve.errors import InvalidRequest
 from xlaserve.sampling_params import SamplingParams
 from xlaserve.server.answer_form import AnswerForm
-from xlaserve.server.jobs import Job, TextJob, chat_form
+from xlaserve.server.jobs import Job, Recipe, TextJob, chat_form
 from xlaserve.server.renaming import renamed
 from xlaserve.server.responses import Reply
 from xlaserve.server.responses_api.items import Item, repeated_id, to_messages, unanswered_output
 from xlaserve.server.responses_api.renderer import ResponsesRenderer
-from xlaserve.server.responses_api.replies import ResponseReply
 from xlaserve.server.responses_api.request import ResponsesRequest, parse_responses
 from xlaserve.server.responses_api.store import ResponseStore
 
@@ -72,17 +71,24 @@ def responses_job(service: "GenerationService", data: dict[str, Any], store: Res
     messages = to_messages(items)
     if not messages:
         raise InvalidRequest("input: its items hold nothing that the model could be shown.", param="input")
+
+    def keep(response_id: str, response: bytes) -> None:
+        store.put(response_id, response, items, tenant=tenant)
+
     with renamed(_NAMES):
         form = _form(service, asked, messages)
-        params = form.sampling_params()
+        return write_response(form, data, asked, keep)
+
+
+def write_response(
+    form: AnswerForm, data: "dict[str, Any]", asked: ResponsesRequest, keep: "Callable[[str, bytes], None]"
+) -> ResponsesJob:
+    """The job whose prompt is known; `keep`: see ResponsesRenderer."""
+    params = form.sampling_params()
     assert isinstance(params, SamplingParams)
-
-    def keep(response: ResponseReply) -> None:
-        if asked.store:
-            store.put(response.id, response.json_bytes(), items, tenant=tenant)
-
-    renderer = ResponsesRenderer(service.info.name, form, params, asked, keep)
-    return ResponsesJob(form.asked, params, [form.prompt_ids], renderer)
+    renderer = ResponsesRenderer(form.model.info.name, form, params, asked, keep)
+    recipe = Recipe("responses", data, {"chat": form.data}, keep)
+    return ResponsesJob(form.asked, params, [form.prompt_ids], renderer, recipe)
 
 
 def _form(service: "GenerationService", asked: ResponsesRequest, messages: list[dict[str, Any]]) -> AnswerForm:

@@ -26,7 +26,7 @@ _logger = logging.getLogger(__name__)
 
 
 class ResponsesRenderer(Renderer):
-    """keep: called with the response when it has ended well, before anybody reads that it has."""
+    """keep: called with id and JSON of a response to be stored, once it has ended well, before anybody reads of it."""
 
     prefix = "resp_"
 
@@ -36,7 +36,7 @@ class ResponsesRenderer(Renderer):
         form: "AnswerForm",
         params: SamplingParams,
         asked: ResponsesRequest,
-        keep: Callable[[replies.ResponseReply], None],
+        keep: Callable[[str, bytes], None],
     ):
         super().__init__(model, [form.prompt_ids], form.asked)
         self._form = form
@@ -119,7 +119,8 @@ class ResponsesRenderer(Renderer):
             self._response.incomplete_details = replies.IncompleteDetails(reason="max_output_tokens")
         self._response.output = self._output.items
         self._response.usage = self._response_usage()
-        self._keep(self._response)
+        if self._response.store:
+            self._keep(self.id, self._response.json_bytes())
         yield self._output.event(replies.ResponseEvent, f"response.{status}", response=self._response)
 
     def _fail(self, error: Exception) -> replies.Event:
