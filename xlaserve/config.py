@@ -150,6 +150,7 @@ class ServerSection(_Section):
     host: str = "127.0.0.1"
     port: int = Field(default=8000, ge=0, le=65535)  # 0: any free port
     max_connections: int = Field(default=256, ge=1)
+    api_workers: int = Field(default=0, ge=0, le=64)  # processes that write streamed answers; 0: a thread does
     max_body: Bytes = 16 * 2**20
     max_waiting: int = Field(default=1024, ge=0)  # requests queued in the engine before 429
     max_waiting_tokens: int | None = Field(default=None, ge=1)  # of their prompts

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -10,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -68,7 +70,7 @@ def wait_for(process: subprocess.Popen, text: str) -> list[str]:
 
 
 def wait_for_status(process: subprocess.Popen, status: int) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 40
     while time.monotonic() < deadline:
         try:
             if request(process, "GET", "/health")[0] == status:
@@ -152,9 +154,9 @@ def test_report_86_the_port_answers_503_while_loading_and_a_signal_ends_that():
         assert process.wait(5) == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_report_86_a_signal_lets_running_requests_finish(number):
-    with serving(script="x" * 20, step_seconds=0.05) as process:
+@pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 1)])
+def test_report_86_a_signal_lets_running_requests_finish(number, workers):
+    with serving("--api-workers", str(workers), script="x" * 20, step_seconds=0.05) as process:
         wait_for_status(process, 200)
         with running_stream(process) as events:
             process.send_signal(number)
@@ -173,6 +175,32 @@ def test_report_86_a_second_signal_ends_at_once():
             wait_for_status(process, 503)
             process.send_signal(signal.SIGTERM)
             assert process.wait(2) == 128 + signal.SIGTERM
+
+
+def children_of(process: subprocess.Popen) -> list[int]:
+    lists = [file.read_text() for file in Path(f"/proc/{process.pid}/task").glob("*/children")]
+    return [int(child) for shown in lists for child in shown.split()]
+
+
+def is_running(pid: int) -> bool:
+    """A process whose parent has died may stay on as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_a_worker_tells_its_clients_when_the_server_is_killed_and_ends():
+    with serving("--api-workers", "1", script="x" * 500, step_seconds=0.2) as process:
+        shown = "".join(wait_for(process, "Serving"))
+        assert "server.api_workers = 1 (processes beside the engine: what streamed answers are written by)" in shown
+        (worker,) = children_of(process)
+        with running_stream(process) as events:
+            os.kill(worker, signal.SIGTERM)  # as the whole group gets it
+            process.kill()
+        assert b"The server has ended before the request was finished." in events[-4]
+        assert b"data: [DONE]\n" in events
+        assert wait_until(lambda: not is_running(worker), 20)
 
 
 def test_report_86_a_signal_is_not_kept_waiting_by_what_compiles():

@@ -43,6 +43,11 @@ BATCH_SECONDS = 5.0  # likewise, for lines of batches to be left
     "--files-dir", type=click.Path(path_type=Path), help="Folder for uploaded files and batches.  [default: none]"
 )
 @click.option(
+    "--api-workers",
+    type=int,
+    help="Processes that make and write streamed answers beside the engine's.  [default: 0, a thread does]",
+)
+@click.option(
     "--tool-call-parser",
     type=click.Choice(["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"]),
     help="How the model writes tool calls; auto: as its chat template tells.  [default: auto]",
@@ -60,6 +65,7 @@ def command(
     api_key: str | None,
     admin_key: str | None,
     files_dir: Path | None,
+    api_workers: int | None,
     tool_call_parser: str | None,
     reasoning_parser: str | None,
     **options: Any,
@@ -85,6 +91,7 @@ def command(
         "server__port": port,
         "server__admin_key": admin_key,
         "server__files__folder": None if files_dir is None else str(files_dir),
+        "server__api_workers": api_workers,
         "model__tool_parser": tool_call_parser,
         "model__reasoning_parser": reasoning_parser,
     }
@@ -104,6 +111,7 @@ def serve(config: "Config") -> None:
     from xlaserve.server.batches.batches import Batches
     from xlaserve.server.responses_api.store import ResponseStore
     from xlaserve.server.state import ServerState
+    from xlaserve.server.workers.workers import Workers
 
     keys = read_keys(config.server.api_keys)
     access = AdminAccess(read_admin_key(config.server, keys.values()), config.server.admin_paths)
@@ -113,7 +121,9 @@ def serve(config: "Config") -> None:
     files = config.server.files
     batches = Batches(files.folder, files, state) if files.folder else None
     app = create_app(state, ApiKeys(keys), batches, ResponseStore(config.server.responses), access)
-    server = wsgi.HttpServer(app, sock, max_upload=files.max_file_bytes if batches else None, **limits)
+    workers = Workers(config.server.api_workers) if config.server.api_workers else None
+    max_upload = files.max_file_bytes if batches else None
+    server = wsgi.HttpServer(app, sock, max_upload=max_upload, workers=workers, **limits)
     stop = _stop_signal()
     models = None
     try:
@@ -123,6 +133,8 @@ def serve(config: "Config") -> None:
         calm_garbage_collector()
         if batches:
             batches.measure(models)
+        if workers:
+            workers.prepare(models)
         state.set_ready(models)
         names = ", ".join(slot.name for slot in models.slots)
         click.echo(f"Serving {names} on http://{server.host}:{server.port}", err=True)
@@ -135,6 +147,8 @@ def serve(config: "Config") -> None:
         state.stop()
     finally:
         server.close()
+        if workers:
+            workers.stop()
         if batches:
             batches.stop(BATCH_SECONDS)
             batches.close()
@@ -164,6 +178,9 @@ def _load(config: "Config", state: "ServerState", stop: threading.Event) -> "Ser
                 folder = config.server.files.folder
                 told = "uploaded files and batches" if folder else "no files, no batches: see --files-dir"
                 console.info("server.files.folder", folder, told)
+                count = config.server.api_workers
+                told = f"{'processes' if count else 'a thread'} beside the engine: what streamed answers are written by"
+                console.info("server.api_workers", count, told)
             console.banner()
             outcome.set_result(models)
         except BaseException as error:
