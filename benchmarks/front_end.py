@@ -4,9 +4,9 @@
 
 The ideal is a token for each stream every step. Every stream has answers of the same lengths, in an order of its own:
 they do not end together. One row per number of streams, in Markdown: output tokens/s, its share of the ideal, the time
-to the first byte of an answer, the CPU time that server and client take per token, and how often the client had to read
-for each. The client is one process that parses nothing but the end of an answer; look at its column before you trust
-the others.
+to the first byte of an answer, the CPU time per token that the engine's process takes, its API workers together and the
+client, and how often the client had to read for each. The client is one process that parses nothing but the end of an
+answer; look at its column before you trust the others.
 """
 
 import argparse
@@ -33,7 +33,8 @@ _COLUMNS = (
     "ideal",
     "share",
     "first byte, ms",
-    "server, µs/token",
+    "engine, µs/token",
+    "workers, µs/token",
     "client, µs/token",
     "reads/token",
 )
@@ -103,28 +104,30 @@ async def load(url: str, num_streams: int, answers: int) -> list[Answer]:
 
 def measure(url: str, pid: int, num_streams: int, answers: int, step_seconds: float) -> dict[str, str]:
     asyncio.run(load(url, num_streams, 1))  # threads are there, connections have been taken once
-    server, client, start = cpu_seconds(pid), time.process_time(), time.perf_counter()
+    before, client, start = cpu_seconds(pid), time.process_time(), time.perf_counter()
     got = asyncio.run(load(url, num_streams, answers))
     wall = time.perf_counter() - start
-    server, client = cpu_seconds(pid) - server, time.process_time() - client
+    after, client = cpu_seconds(pid), time.process_time() - client
+    engine, workers = after[0] - before[0], after[1] - before[1]
     tokens, ideal = sum(answer.tokens for answer in got), num_streams / step_seconds
     if tokens != (asked := num_streams * sum(lengths(0, answers))):
         raise SystemExit(f"{tokens} tokens came, not {asked}")
     first = 1e3 * median(answer.wait for answer in got)
     values = (
         num_streams, f"{tokens / wall:,.0f}", f"{ideal:,.0f}", f"{tokens / wall / ideal:.1%}", f"{first:.1f}",
-        f"{1e6 * server / tokens:.1f}", f"{1e6 * client / tokens:.1f}",
+        f"{1e6 * engine / tokens:.1f}", f"{1e6 * workers / tokens:.1f}", f"{1e6 * client / tokens:.1f}",
         f"{sum(answer.reads for answer in got) / tokens:.2f}",
     )  # fmt: skip
     return dict(zip(_COLUMNS, map(str, values), strict=True))
 
 
-def cpu_seconds(pid: int) -> float:
-    """Of a process and those that it has started."""
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """Of a process, and of those that its threads have started."""
     own = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = int(own[11]) + int(own[12])
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return ticks / os.sysconf("SC_CLK_TCK") + sum(cpu_seconds(int(child)) for child in children)
+    lists = [file.read_text() for file in Path(f"/proc/{pid}/task").glob("*/children")]
+    children = [int(child) for shown in lists for child in shown.split()]
+    return ticks / os.sysconf("SC_CLK_TCK"), sum(sum(cpu_seconds(child)) for child in children)
 
 
 def main() -> None:
