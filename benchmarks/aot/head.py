@@ -18,13 +18,14 @@ _VIEWS = {"parameter", "tuple", "get-tuple-element", "bitcast", "while"}
 
 
 def compile_head(
-    config: ModelConfig, target: str, *, num_rows: int, greedy: bool, dtype: str = "bfloat16"
+    config: ModelConfig, target: str, *, num_rows: int, greedy: bool, num_drafts: int = 0, dtype: str = "bfloat16"
 ) -> jax.stages.Compiled:
-    """As the engine has it, for `num_rows` that all sample."""
+    """As the engine has it, for `num_rows` that all sample; with at most `num_drafts` drafts before each."""
     platform = find_chip(target).platform
     rows = jax.eval_shape(lambda: initial_row_state(num_rows, 1, 1, config.vocab_size))
     packing = sample_packing(num_rows)
-    sample = make_sample(config, packing, greedy=greedy, rows_per_tile=ROWS_PER_TILE.get(platform, 1))
+    rows_per_tile = ROWS_PER_TILE.get(platform, 1)
+    sample = make_sample(config, packing, greedy=greedy, num_drafts=num_drafts, rows_per_tile=rows_per_tile)
     weight = jax.ShapeDtypeStruct((config.vocab_size, config.hidden_size), dtype)
     hidden = jax.ShapeDtypeStruct((num_rows, config.hidden_size), dtype)
     packed = jax.ShapeDtypeStruct((packing.size,), "int32")

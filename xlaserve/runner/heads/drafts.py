@@ -26,9 +26,12 @@ def accepted(drafts: Array, tokens: Array) -> Array:
 
 
 def with_drafts(counts: Array, drafts: Array, num_drafts: int) -> Array:
-    """counts [S, V] of what each row's request has sampled, and of the drafts before the row, at most `num_drafts`."""
-    if not num_drafts:
-        return counts
+    """counts [S, V] of what each row's request has sampled, and of the drafts before the row, at most `num_drafts`.
+
+    Compared with every token rather than scattered: so it is part of the pass that reads the counts, no other one.
+    """
     place, back = jnp.arange(len(drafts))[:, None], jnp.arange(num_drafts)
     tokens = jnp.where(back < _num_before(drafts)[:, None], drafts[place - back], DROPPED)  # [S, num_drafts]
-    return counts.at[place, tokens].add(1, mode="drop")
+    for of_rows in tokens.T[:, :, None]:
+        counts += of_rows == jnp.arange(counts.shape[1])
+    return counts
