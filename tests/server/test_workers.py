@@ -163,10 +163,16 @@ class Other:
             self._heard.extend(self._reader.frames())
         return self._heard.popleft()[0]
 
-    def answer(self, number: int, client: socket.socket, **fields) -> None:
+    def answer(self, number: int, client: socket.socket, kind: str = "completion", **fields) -> None:
         """One whose generation has the same number."""
         job = completion_job(self.model, {"model": "toy", "prompt": "hi", "stream": True} | fields)
-        told = {"answer": number, "first": number, "chunked": False, "model": "toy", "recipe": describe(job)}
+        told = {
+            "answer": number,
+            "first": number,
+            "chunked": False,
+            "model": "toy",
+            "recipe": describe(job) | {"kind": kind},
+        }
         data = json_frame(Kind.ANSWER, told)
         sent = socket.send_fds(self.socket, [data], [client.fileno()])
         self.tell(data[sent:])
@@ -234,6 +240,19 @@ def test_a_client_that_goes_ends_its_answer_only(other):
         assert other.hear() == Kind.OVER
         other.say(1, 2, end="stop")
         assert b'"finish_reason":"stop"' in read_until(there, b"[DONE]\n\n")
+
+
+def test_an_answer_that_cannot_be_begun_costs_no_other(other, caplog):
+    client, theirs = client_pair()
+    there, others = client_pair()
+    with client, there:
+        other.answer(1, theirs, kind="unheard of")
+        assert other.hear() == Kind.OVER
+        assert client.recv(1) == b""
+        other.answer(2, others)
+        other.say(2, end="stop")
+        assert b'"finish_reason":"stop"' in read_until(there, b"[DONE]\n\n")
+    assert "could not be begun" in caplog.text
 
 
 def test_a_stop_string_aborts(other):

@@ -217,8 +217,14 @@ class Worker:
 
         client = Client(sock, chunked=told["chunked"], wants_room=wants_room)
         remote = _Remote(self, self._models[told["model"]], told["first"])
-        job = restore(remote.model, told["recipe"], keep)
-        generations = job.start(cast("GenerationService", remote), NO_PREFERENCE, remote.check)
+        try:
+            job = restore(remote.model, told["recipe"], keep)
+            generations = job.start(cast("GenerationService", remote), NO_PREFERENCE, remote.check)
+        except Exception:  # a fault of ours, which is to cost this answer alone
+            _logger.exception("An answer could not be begun")
+            client.close()
+            self.tell(Kind.OVER, answer=number, failed=True)
+            return
         stream = EventStream(generations, job.stream(generations), client.close)
         answer = _Given(stream, client, number=number, remote=remote, client=client)
         self._answers[number] = answer
