@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import fuzz
 from benchmarks.fuzz_requests import ENDPOINTS, FuzzRequest, Generator
-from tests.server.conftest import make_live  # noqa: F401
+from tests.server.conftest import make_live, workers  # noqa: F401
 from xlaserve.errors import InvalidRequest
 from xlaserve.server.protocol.chat import parse_chat
 from xlaserve.server.validation import validate

@@ -12,7 +12,7 @@ from benchmarks import peers
 from benchmarks.load import Load
 from benchmarks.peer_process import PeerFailed, offline, running, server
 from benchmarks.peer_table import OURS, Spread, markdown, summary
-from tests.server.conftest import make_live  # noqa: F401
+from tests.server.conftest import make_live, workers  # noqa: F401
 
 ROUNDS = [
     {OURS: {"tokens/s": 100.0, "ready": 5.0}, "peer": {"tokens/s": 50.0}},

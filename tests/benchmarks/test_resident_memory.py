@@ -6,7 +6,7 @@ import os
 import pytest
 
 from benchmarks.resident_memory import EVERY, KINDS, ShortRequests, gauge_mib, left_kib, measure, verdict
-from tests.server.conftest import make_live  # noqa: F401
+from tests.server.conftest import make_live, workers  # noqa: F401
 
 
 def test_requests_are_short_and_of_all_kinds_and_repeat_themselves():

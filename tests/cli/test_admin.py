@@ -3,7 +3,7 @@
 import pytest
 from click.testing import CliRunner, Result
 
-from tests.server.conftest import make_live  # noqa: F401  a fixture
+from tests.server.conftest import make_live, workers  # noqa: F401  fixtures
 from tests.toy_store import ToyStore
 from xlaserve.cli.admin import command
 from xlaserve.server.admin_access import AdminAccess
