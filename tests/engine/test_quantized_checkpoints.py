@@ -63,7 +63,10 @@ def test_logprobs_are_those_of_a_plain_model(form, more, tmp_path, cache_dir):
     with start(tmp_path, cache_dir) as llm:
         found = logprobs_of(llm.generate([PROMPT], scoring(0))[0])
         assert modes(llm) == [mode] * (13 if more else 14)
-    np.testing.assert_allclose(found, expected_logprobs(exact, mode), atol=1e-3)
+    expected, bound = expected_logprobs(exact, mode), 1e-3
+    if mode in ROUNDED:  # an input near a half may be rounded the other way here: far less than all rounding changes
+        bound = np.abs(expected - picked(plain_logprobs(CONFIG, exact, PROMPT), PROMPT)).max() / 4
+    np.testing.assert_allclose(found, expected, atol=bound)
 
 
 def test_widened_if_that_is_asked_for(tmp_path, cache_dir):
