@@ -103,7 +103,7 @@ class SchedulerSection(_Section):
 
 class KernelsSection(_Section):
     attention_backend: str = "auto"
-    cpu_instructions: str = "auto"  # of cpu_native: avx512, avx2, plain; auto: the best that the processor has
+    cpu_instructions: str = "auto"  # of cpu_native: avx512_vnni, avx512, avx2, plain; auto: the best there is
 
 
 class CompileSection(_Section):

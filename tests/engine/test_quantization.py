@@ -1,9 +1,6 @@
 """Quantisation at load: when it is chosen, and engines that have it, against transformers."""
 
-from pathlib import Path
-
 import pytest
-from xlaserve_kernels import native
 
 from tests.engine.test_settings import SIZES
 from tests.engine.test_swap_models import admin, changed  # noqa: F401
@@ -26,20 +23,10 @@ def choose(*overrides: str, backend="cpu_native", machine=CPU, stored="bfloat16"
 
 @pytest.mark.parametrize("stored", ["bfloat16", "float16"])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-@pytest.mark.parametrize(
-    ("level", "name", "mode", "groups"),
-    [
-        ("avx512", "int8", "w8a8", GROUPS),
-        ("avx2", "int8_weight_only", "w8a16", ()),
-        ("plain", "int8_weight_only", "w8a16", ()),
-    ],
-)
-def test_auto_is_the_faster_int8_on_a_cpu_with_native_kernels(dtype, stored, level, name, mode, groups, monkeypatch):
-    library = native.Library(level, f"{level}_0", Path("native.so"), compiled=False)
-    monkeypatch.setattr(native, "loaded", lambda: library)
+def test_auto_is_weight_only_on_a_cpu_with_native_kernels(dtype, stored):
     chosen, reason = choose(f"model.dtype={dtype}", stored=stored)
-    assert chosen == Quantization(name, mode, "cpu_native", groups)
-    assert reason == f"model.quantization: auto, native kernels are the fastest with it here; {mode} by cpu_native"
+    assert chosen == Quantization("int8_weight_only", "w8a16", "cpu_native", ())
+    assert reason == "model.quantization: auto, native kernels are the fastest with it; w8a16 by cpu_native"
 
 
 @pytest.mark.parametrize(

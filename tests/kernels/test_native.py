@@ -135,7 +135,8 @@ def test_an_unknown_level_is_named(anew, tmp_path):
     ("flags", "best"),
     [
         ({"sse2"}, "plain"), ({"avx2", "fma"}, "avx2"), ({"avx2"}, "plain"), ({"avx2", "fma", "avx512f"}, "avx2"),
-        ({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}, "avx512"),
+        ({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl"}, "avx512"),
+        ({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}, "avx512_vnni"),
     ],
 )  # fmt: skip
 def test_the_level_is_what_the_processor_has(flags, best, monkeypatch):

@@ -7,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from xlaserve_kernels.quantization import quantize_groups
-from xlaserve_kernels.quantized_matmul import MODES, QuantizedWeight, quantize_weight, quantized_matmul
+from xlaserve_kernels.quantized_matmul import (
+    MODES,
+    QuantizedWeight,
+    interleaved,
+    quantize_weight,
+    quantized_matmul,
+    wants_interleaved,
+)
 from xlaserve_kernels.quantized_matmul.reference import dequantize_reference, quantized_matmul_reference
 
 from tests.kernels.conftest import needs_native
@@ -38,8 +45,10 @@ def assert_close(x, weight, bias, backend, out_dtype=jnp.float32):
     activations = MODES[weight.mode].activations
     x, scales = (x, None) if activations is None else _quantize(x, activations, weight.group_size)
     pair = x if scales is None else (x, scales)
-    y = _multiply(pair, weight, bias, backend=backend, out_dtype=out_dtype)
     expected = quantized_matmul_reference(x, scales, weight, bias)
+    if wants_interleaved(backend, weight.mode):
+        weight = dataclasses.replace(weight, values=jnp.asarray(interleaved(np.asarray(weight.values))))
+    y = _multiply(pair, weight, bias, backend=backend, out_dtype=out_dtype)
     assert y.dtype == out_dtype
     tolerance = 1e-5 if x.dtype != jnp.bfloat16 and out_dtype == jnp.float32 else 2e-2
     np.testing.assert_allclose(np.asarray(y, np.float64), expected, rtol=0, atol=tolerance * np.abs(expected).max())
@@ -57,7 +66,7 @@ def test_every_mode(mode, group, inputs, backend):
     ("group", "inputs", "out"),
     [(None, 576, 136), (None, 70, 7), (32, 160, 9), (32, 32, 1), (64, 576, 136), (128, 1536, 576), (128, 128, 6)],
 )
-@pytest.mark.parametrize("num_tokens", [1, 2, 9])
+@pytest.mark.parametrize("num_tokens", [1, 2, 9, 17, 40])
 def test_native_code(group, inputs, out, num_tokens, out_dtype):
     for mode in ("w8a8",) if group else ("w8a8", "w8a16"):
         x, weight, bias = drawn(mode, group, inputs, out, num_tokens)
@@ -162,6 +171,18 @@ def ones(*shape, dtype=np.float32) -> np.ndarray:
         ("w8a8", None, dict(mode="w2"), "mode 'w2': must be one of w8a8, w8a16, w4a16"),
         ("w8a16", None, dict(group_size=32), "group_size 32: with w8a16 it must be one of None"),
         ("w4a16", 32, dict(group_size=64), r"weight.values has shape \[8, 32\]: must be \[out, 64\] with 2 groups"),
+        (
+            "w8a16",
+            None,
+            dict(values=ones(1, 64, 16, dtype=np.int8)),
+            r"weight\.values: must not be interleaved for xla",
+        ),
+        (
+            "w8a16",
+            None,
+            dict(values=ones(2, 64, 16, dtype=np.int8)),
+            r"weight.values has shape .*: must be \[1, in, 16\]",
+        ),
         ("w4a16", 32, dict(zeros=ones(1, 8)), r"weight.zeros has shape \[1, 8\]: must be \[2, 8\]"),
     ],
 )
@@ -193,3 +214,22 @@ def test_an_argument_that_does_not_fit_is_named(arguments, message):
 def test_quantised_activations_where_the_mode_has_none():
     with pytest.raises(ValueError, match="w8a16 takes activations that are not quantised"):
         quantized_matmul((ones(1, 64, dtype=np.int8), ones(1, 1)), drawn("w8a16", None, 64, 8, 1)[1], backend="xla")
+
+
+@needs_native
+def test_interleaved_values_stand_for_the_same_weight():
+    weight = drawn("w8a16", None, 64, 19, 1)[1]
+    other = dataclasses.replace(weight, values=interleaved(np.asarray(weight.values)))
+    assert (other.out_features, other.in_features) == (19, 64)
+    np.testing.assert_array_equal(dequantize_reference(other), dequantize_reference(weight))
+    with pytest.raises(ValueError, match=r"weight\.values: must be interleaved for cpu_native"):
+        quantized_matmul(jnp.ones((1, 64)), weight, backend="cpu_native")
+
+
+@needs_native
+def test_native_products_of_a_token_do_not_depend_on_the_others():
+    x, weight, _ = drawn("w8a16", None, 300, 200, 40)
+    weight = dataclasses.replace(weight, values=jnp.asarray(interleaved(np.asarray(weight.values))))
+    alone = [_multiply(x[:count], weight, backend="cpu_native") for count in (1, 2, 3, 5, 16, 17, 40)]
+    for product in alone:
+        np.testing.assert_array_equal(product, alone[-1][: len(product)])

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, replace
 
-from xlaserve_kernels import native
 from xlaserve_kernels.quantized_matmul import implements
 
 from xlaserve.config import ModelSection
@@ -36,8 +35,8 @@ def choose_quantization(
 ) -> tuple[Quantization | None, str]:
     """The quantisation for a setting of auto or a name, and the reason. backend: of attention, chosen already.
 
-    stored: of a checkpoint that is quantised; auto keeps that. Else auto is the faster of int8 and int8_weight_only on
-    a CPU with native code, for checkpoints of 16 bits or fewer, unless float32 or float16 is asked for. Raises
+    stored: of a checkpoint that is quantised; auto keeps that. Else auto is int8_weight_only on a CPU with native
+    code, for checkpoints of 16 bits or fewer, unless float32 or float16 is asked for. Raises
     ConfigError where the model's dtype cannot be multiplied with such weights, and for what a quantised checkpoint
     cannot be.
     """
@@ -49,7 +48,7 @@ def choose_quantization(
     if name == "auto":
         if against := _against_auto(section, model, machine, backend):
             return None, f"{why}: auto, {against}"
-        name, why = _fastest(), f"{why}: auto, native kernels are the fastest with it here"
+        name, why = "int8_weight_only", f"{why}: auto, native kernels are the fastest with it"
     if section.dtype == "float16":
         raise ConfigError(f"model.quantization is {name}: model.dtype must be float32 or bfloat16 with it, not float16")
     mode = _MODES[name]
@@ -57,13 +56,6 @@ def choose_quantization(
     told = [f"{mode} by {products}", *_caveat(mode, products, machine)]
     groups = _GROUP_SIZES if mode == "w8a8" else ()
     return Quantization(name, mode, products, groups), f"{why}; {'; '.join(told)}"
-
-
-def _fastest() -> str:
-    """AVX-512 (VNNI) adds products of bytes in one instruction. With AVX2 they take as long as those of floats, which
-    need no quantised activations and are nearer to the model."""
-    library = native.loaded()
-    return "int8" if library is not None and library.level == "avx512" else "int8_weight_only"
 
 
 def _of_checkpoint(

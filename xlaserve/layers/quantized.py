@@ -2,7 +2,6 @@
 
 import dataclasses
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import flax.struct
@@ -11,7 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from xlaserve_kernels.quantized_matmul import MODES, QuantizedWeight, quantized_matmul
+from xlaserve_kernels.quantized_matmul import (
+    MODES,
+    SIDE_BY_SIDE,
+    QuantizedWeight,
+    quantized_matmul,
+    wants_interleaved,
+)
 
 from xlaserve.layers.params import ArraySpec, is_spec, map_specs
 from xlaserve.sharding import sharding_of
@@ -88,6 +93,9 @@ class Quantization:
             num_inputs = sharding.shard_shape(spec.shape)[1]
             sharding = NamedSharding(mesh.abstract_mesh, sharding.spec)
         values = dataclasses.replace(spec, dtype=MODES[self.mode].values)
+        if wants_interleaved(self.backend, self.mode):
+            shape = (-(-spec.shape[0] // SIDE_BY_SIDE), spec.shape[1], SIDE_BY_SIDE)
+            values = dataclasses.replace(values, shape=shape, axes=(*spec.axes, None))
         scales = ArraySpec(spec.shape[:1], spec.axes[:1], dtype=np.dtype(np.float32))
         group_size = next((size for size in self.group_sizes if num_inputs % size == 0), None)
         weight = QuantizedWeight(values, scales, None, self.mode, group_size)  # pyright: ignore[reportArgumentType]
@@ -107,7 +115,8 @@ def plain_specs(specs: Any) -> Any:
             return spec
         weight, values = spec.weight, spec.weight.values
         assert isinstance(values, ArraySpec)
-        return dataclasses.replace(values, shape=(weight.out_features, weight.in_features), dtype=None)
+        shape = (weight.out_features, weight.in_features)
+        return dataclasses.replace(values, shape=shape, axes=values.axes[:2], dtype=None)
 
     return map_specs(plain, specs, is_stored_weight)
 
@@ -117,9 +126,12 @@ def quantized_rows(p: QuantizedArray, index: Array) -> Array:
 
     Of a weight with scales per output.
     """
-    taken = partial(jnp.take, indices=index, axis=0, mode="fill", fill_value=0)
-    values, scales = taken(p.weight.values), taken(p.weight.scales)
-    return (values.astype(jnp.float32) * scales[:, None]).astype(p.dtype)
+    where, values = index, p.weight.values
+    if values.ndim == 3:  # interleaved
+        where = index // SIDE_BY_SIDE, slice(None), index % SIDE_BY_SIDE
+    taken = values.at[where].get(mode="fill", fill_value=0)
+    scales = p.weight.scales.at[index].get(mode="fill", fill_value=0)
+    return (taken.astype(jnp.float32) * scales[:, None]).astype(p.dtype)
 
 
 def quantized_product(x: Array, p: QuantizedArray, bias: Array | None = None) -> Array:

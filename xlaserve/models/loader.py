@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 from xlaserve_kernels.host_quantization import quantize_on_host
+from xlaserve_kernels.quantized_matmul import interleaved
 
 from xlaserve.errors import CheckpointError
 from xlaserve.layers.params import ArraySpec, map_specs, named_specs, spec_bytes
@@ -64,6 +65,8 @@ def _load_quantized(
     else:
         values, scales = quantize_on_host(checkpoint.read(name), parts.values.dtype)
         zeros = None
+    if len(parts.values.shape) == 3:
+        values = interleaved(values)
     placed = {"values": place(values, parts.values), "scales": place(scales, parts.scales)}
     if zeros is not None:
         placed["zeros"] = place(zeros, parts.zeros)

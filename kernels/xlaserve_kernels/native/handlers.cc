@@ -76,15 +76,15 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer page
 
 bool is_bfloat16(const ffi::AnyBuffer& buffer) { return buffer.element_type() == ffi::DataType::BF16; }
 
-void shape_of(Matmul* m, const ffi::AnyBuffer& x, const ffi::AnyBuffer& w, ffi::AnyBuffer& y) {
-  m->tokens = x.dimensions()[0], m->in = x.dimensions()[1], m->out = w.dimensions()[0];
+void shape_of(Matmul* m, const ffi::AnyBuffer& x, ffi::AnyBuffer& y) {
+  m->tokens = x.dimensions()[0], m->in = x.dimensions()[1], m->out = y.dimensions()[1];
   m->y = y.untyped_data(), m->y_is_bfloat16 = is_bfloat16(y);
 }
 
 ffi::Error int8_matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer x_scales, ffi::AnyBuffer w,
                        ffi::AnyBuffer w_scales, ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y) {
   Int8Matmul m{};
-  shape_of(&m, x, w, *y);
+  shape_of(&m, x, *y);
   m.x = or_null<int8_t>(x), m.x_scales = or_null<float>(x_scales);
   m.w = or_null<int8_t>(w), m.w_scales = or_null<float>(w_scales), m.bias = or_null<float>(bias);
   m.group = m.in / x_scales.dimensions()[1];
@@ -95,7 +95,7 @@ ffi::Error int8_matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer x_
 ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer w_scales,
                   ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y) {
   FloatMatmul m{};
-  shape_of(&m, x, w, *y);
+  shape_of(&m, x, *y);
   m.x = x.untyped_data(), m.x_is_bfloat16 = is_bfloat16(x);
   m.w = w.untyped_data(), m.w_scales = or_null<float>(w_scales), m.bias = or_null<float>(bias);
   m.w_stored = w.element_type() == ffi::DataType::S8 ? Weights::kInt8

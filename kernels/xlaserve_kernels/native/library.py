@@ -42,12 +42,13 @@ class Level:
 
 
 _AVX2 = frozenset({"avx2", "fma"})
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl"}
+_AVX2_OPTIONS = ("-mavx2", "-mfma")
+_AVX512_OPTIONS = (*_AVX2_OPTIONS, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
 LEVELS = {  # the best first
-    "avx512": Level(
-        _AVX512, ("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni")
-    ),
-    "avx2": Level(_AVX2, ("-mavx2", "-mfma")),
+    "avx512_vnni": Level(_AVX512 | {"avx512_vnni"}, (*_AVX512_OPTIONS, "-mavx512vnni")),
+    "avx512": Level(_AVX512, _AVX512_OPTIONS),
+    "avx2": Level(_AVX2, _AVX2_OPTIONS),
     "plain": Level(frozenset(), ()),
 }
 

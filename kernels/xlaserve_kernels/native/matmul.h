@@ -22,12 +22,15 @@ struct Int8Matmul : Matmul {
   int64_t group;          // inputs: 32, 64, 128 or all
 };
 
+// Outputs that int8 weights of a FloatMatmul have side by side.
+constexpr int64_t kWide = 16;
+
 enum class Weights { kFloat32, kBFloat16, kInt8 };
 
 struct FloatMatmul : Matmul {
   const void* x;  // float32 or bfloat16
   bool x_is_bfloat16;
-  const void* w;
+  const void* w;  // [out, in]; int8: [ceil(out / kWide), in, kWide]
   Weights w_stored;
   const float* w_scales;  // [out], of int8; else null
 };

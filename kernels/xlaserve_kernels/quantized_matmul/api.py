@@ -11,7 +11,13 @@ from xlaserve_kernels.quantization import quantize_groups
 from xlaserve_kernels.quantized_matmul.cpu_native import NATIVE_MODES, quantized_matmul_cpu_native
 from xlaserve_kernels.quantized_matmul.pallas_gpu import quantized_matmul_pallas_gpu
 from xlaserve_kernels.quantized_matmul.pallas_tpu import quantized_matmul_pallas_tpu
-from xlaserve_kernels.quantized_matmul.weight import MODES, QuantizedWeight, check_group_size, check_mode
+from xlaserve_kernels.quantized_matmul.weight import (
+    MODES,
+    SIDE_BY_SIDE,
+    QuantizedWeight,
+    check_group_size,
+    check_mode,
+)
 from xlaserve_kernels.quantized_matmul.xla import quantized_matmul_xla
 
 IMPLEMENTATIONS = {
@@ -22,6 +28,11 @@ IMPLEMENTATIONS = {
     "pallas_gpu": quantized_matmul_pallas_gpu,
     "pallas_gpu_interpret": functools.partial(quantized_matmul_pallas_gpu, interpret=True),
 }
+
+
+def wants_interleaved(backend: str, mode: str) -> bool:
+    """Whether `backend` multiplies with values that are `interleaved`, and with no others."""
+    return backend == "cpu_native" and mode == "w8a16"
 
 
 def implements(backend: str, mode: str) -> bool:
@@ -48,6 +59,8 @@ def quantized_matmul(
     if backend not in IMPLEMENTATIONS:
         raise ValueError(f"backend {backend!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
     check_weight(weight)
+    if (weight.values.ndim == 3) != wants_interleaved(backend, weight.mode):
+        raise ValueError(f"weight.values: must {'not ' * (weight.values.ndim == 3)}be interleaved for {backend}")
     x, x_scales = x if isinstance(x, tuple) else (x, None)
     _check_x(x, x_scales, weight)
     if out_dtype is None and x_scales is not None:
@@ -67,9 +80,14 @@ def check_weight(weight: QuantizedWeight) -> None:
     """Raises ValueError naming the field that does not fit the others."""
     values, scales, zeros = weight.values, weight.scales, weight.zeros
     check_mode(weight.mode)
-    expect_shape("weight.values", values, values.ndim == 2, "[out, in]")
-    check_group_size(weight.group_size, weight.mode, weight.in_features)
     mode, out = MODES[weight.mode], weight.out_features
+    if weight.mode == "w8a16" and values.ndim == 3:
+        blocks = -(-out // SIDE_BY_SIDE)
+        fits = values.shape == (blocks, weight.in_features, SIDE_BY_SIDE)
+        expect_shape("weight.values", values, fits, f"[{blocks}, in, {SIDE_BY_SIDE}]")
+    else:
+        expect_shape("weight.values", values, values.ndim == 2, "[out, in]")
+    check_group_size(weight.group_size, weight.mode, weight.in_features)
     _expect_dtype("weight.values", values, mode.values)
     if mode.packed:
         group = weight.group_size or 1

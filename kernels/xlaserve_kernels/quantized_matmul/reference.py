@@ -8,6 +8,8 @@ from xlaserve_kernels.quantized_matmul.weight import QuantizedWeight
 def dequantize_reference(weight: QuantizedWeight) -> np.ndarray:
     """The weight that the quantised one stands for, float64 [out, in]."""
     values, scales = np.asarray(weight.values), np.asarray(weight.scales, np.float64)
+    if values.ndim == 3:  # interleaved
+        values = values.swapaxes(1, 2).reshape(-1, weight.in_features)[: weight.out_features]
     if weight.mode != "w4a16":
         return values.astype(np.float64) * scales[:, None]
     group = weight.group_size

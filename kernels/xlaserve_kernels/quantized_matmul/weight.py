@@ -11,6 +11,7 @@ from jax import Array
 from xlaserve_kernels.quantization import quantize
 
 GROUP_SIZES = (32, 64, 128)
+SIDE_BY_SIDE = 16  # outputs of interleaved values; kWide of native/matmul.h
 _FP8 = np.dtype(jnp.float8_e4m3fn)
 
 
@@ -45,6 +46,8 @@ class QuantizedWeight:
     former in its low half, so that either half is a whole group; an odd last group has a neighbour of zeros:
 
         byte [o, p * group + j]  =  value [o, 2p * group + j]  |  value [o, (2p + 1) * group + j] << 4
+
+    In mode w8a16 values may be `interleaved`: so native code wants them.
     """
 
     values: Array  # int8 or float8_e4m3fn [out, in]; w4a16: uint8 [out, ceil(in / group / 2) * group]
@@ -55,7 +58,7 @@ class QuantizedWeight:
 
     @property
     def out_features(self) -> int:
-        return self.values.shape[0]
+        return len(self.values if self.values.ndim == 2 else self.scales)
 
     @property
     def in_features(self) -> int:
@@ -79,6 +82,14 @@ def quantize_weight(weight: Array, mode: str, group_size: int | None = None) -> 
     zeros = jnp.round(-low / scales)
     values = jnp.clip(jnp.round(groups / scales[..., None]) + zeros[..., None], 0, 15).astype(jnp.uint8)
     return QuantizedWeight(pack(values), scales.T, zeros.T, mode, group_size)
+
+
+def interleaved(values: np.ndarray) -> np.ndarray:
+    """int8 [out, in] -> [ceil(out / SIDE_BY_SIDE), in, SIDE_BY_SIDE], zeros where there is no output."""
+    out, inputs = values.shape
+    padded = np.zeros((-(-out // SIDE_BY_SIDE) * SIDE_BY_SIDE, inputs), values.dtype)
+    padded[:out] = values
+    return np.ascontiguousarray(padded.reshape(-1, SIDE_BY_SIDE, inputs).swapaxes(1, 2))
 
 
 def check_mode(mode: str) -> None:

@@ -12,7 +12,7 @@ namespace {
 
 Matmul drawn(std::vector<float>& y, std::vector<uint16_t>& half, std::vector<float>& bias, int64_t in) {
   Matmul m{};
-  m.tokens = between(0, 9) ? between(1, 9) : between(10, 90), m.in = in, m.out = between(1, 30), m.y_is_bfloat16 = between(0, 1);
+  m.tokens = between(0, 9) ? between(1, 9) : between(10, 90), m.in = in, m.out = between(0, 4) ? between(1, 60) : between(60, 300), m.y_is_bfloat16 = between(0, 1);
   if (m.y_is_bfloat16) half.resize(m.tokens * m.out);
   else y.resize(m.tokens * m.out);
   m.y = m.y_is_bfloat16 ? static_cast<void*>(half.data()) : y.data();
@@ -62,9 +62,11 @@ void check_floats() {
   std::vector<int8_t> bytes;
   m.x = fill(m.x_is_bfloat16, x, x_bits), m.w = fill(m.w_stored == Weights::kBFloat16, w, w_bits);
   if (m.w_stored == Weights::kInt8) {
-    for (auto& value : w) bytes.push_back(between(-128, 127)), value = bytes.back();
+    bytes.resize((m.out + kWide - 1) / kWide * kWide * m.in);
+    for (int64_t o = 0; o < m.out; o++)
+      for (int64_t i = 0; i < m.in; i++)
+        w[o * m.in + i] = bytes[(o / kWide * m.in + i) * kWide + o % kWide] = between(-128, 127);
     for (auto& scale : scales) scale = 0.01f * std::abs(normal());
-    bytes.shrink_to_fit();
     m.w = bytes.data(), m.w_scales = scales.data();
   }
   multiply(m, threads(between(1, 3)));
