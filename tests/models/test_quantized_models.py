@@ -17,11 +17,12 @@ WEIGHT_ONLY = Quantization("int8_weight_only", "w8a16", "xla")
 INT8 = Quantization("int8", "w8a8", "xla", GROUPS)
 FP8 = Quantization("fp8", "fp8_w8a8", "xla")
 NATIVE = Quantization("int8", "w8a8", "cpu_native", GROUPS)
+NATIVE_WEIGHT_ONLY = Quantization("int8_weight_only", "w8a16", "cpu_native")
 NAMES = ("llama-tied", "llama-biases", "gemma3")
 # In standard deviations of the logits: the largest error at a position, in the median and at most; and how far apart
 # the best two may be where another is found to be the best. Tiny models have few inputs to a sum: a real one's errors
 # are a tenth of these.
-BOUNDS = {"w8a8": (0.2, 0.7, 0.35), "fp8_w8a8": (0.75, 2.0, 0.8)}
+BOUNDS = {"w8a8": (0.2, 0.7, 0.35), "w8a16": (0.15, 0.5, 0.25), "fp8_w8a8": (0.75, 2.0, 0.8)}
 
 
 class Rounded(SafetensorsFolder):
@@ -49,7 +50,7 @@ def test_every_matrix_is_the_nearest_that_int8_can_hold(name):
 
 
 CASES = [("llama-tied", INT8), ("llama-tied", FP8)]
-CASES += [pytest.param(name, NATIVE, marks=needs_native) for name in NAMES]
+CASES += [pytest.param(name, way, marks=needs_native) for name in NAMES for way in (NATIVE, NATIVE_WEIGHT_ONLY)]
 
 
 @pytest.mark.parametrize(("name", "quantization"), CASES)

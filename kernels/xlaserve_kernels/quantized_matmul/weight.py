@@ -58,7 +58,7 @@ class QuantizedWeight:
 
     @property
     def out_features(self) -> int:
-        return len(self.values if self.values.ndim == 2 else self.scales)
+        return self.values.shape[0] if len(self.values.shape) == 2 else self.scales.shape[0]
 
     @property
     def in_features(self) -> int:
