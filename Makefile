@@ -7,6 +7,7 @@
 
 PYTHON ?=
 VENV ?= .venv
+SHARE ?= 1/1
 CONFIG ?= configs/demo.yaml
 PROMPT ?= Explain in two sentences why the sky is blue.
 
@@ -38,8 +39,8 @@ serve: $(VENV)/.installed  ## Serve the demo model over HTTP, or CONFIG=file.yam
 chat: $(VENV)/.installed  ## Chat with the demo model in the terminal
 	$(xlaserve) chat
 
-test: $(VENV)/.installed-test  ## Run the tests that need no real model
-	$(python) -m pytest -n 2 -m "not models and not aot and not kernels"
+test: $(VENV)/.installed-test  ## Run the tests that need no real model; SHARE=1/2: every other one of each file
+	$(python) -m pytest -n 2 -m "not models and not aot and not kernels" --share $(SHARE)
 
 kernels: $(VENV)/.installed-test  ## Interpret the Pallas kernels for TPUs and GPUs, case by case, against the reference
 	$(python) -m pytest -n 2 -m kernels tests/kernels

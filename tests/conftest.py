@@ -1,11 +1,27 @@
 """Fixtures for all tests: the cache folder, and the real models where a test is marked `models`."""
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")  # before jax is imported: the references are computed on the CPU
+
+
+def pytest_addoption(parser):
+    parser.addoption("--share", default="1/1", help="K/N: of each file every Nth test, from the Kth on")
+
+
+def pytest_collection_modifyitems(config, items):
+    first, step = map(int, config.getoption("--share").split("/"))
+    of_file = Counter()
+    kept, left_out = [], []
+    for item in items:
+        (kept if of_file[item.path] % step == first - 1 else left_out).append(item)
+        of_file[item.path] += 1
+    items[:] = kept
+    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

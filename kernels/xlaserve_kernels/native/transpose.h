@@ -70,25 +70,39 @@ XLASERVE_INLINE Floats number(Words words, const BFloat16*) {
   return (Floats)(k ? words & 0xffff0000u : words << 16);
 }
 
-// `count` numbers of each row, as floats: those at i go to to + i * distance.
+// The words v[r] of the rows, as floats: the numbers at i go to to + i * distance, `count` of them.
+template <class T>
+XLASERVE_INLINE void widen_words(Words (&v)[kLanes], int64_t count, float* to, int64_t distance) {
+  constexpr int kOfWord = 4 / sizeof(T);
+  const T* type = nullptr;
+  transpose(v);
+#pragma GCC unroll 16
+  for (int c = 0; c < kLanes; c++, to += kOfWord * distance) {
+    if (c * kOfWord < count) store(to, number<0>(v[c], type));
+    if (kOfWord > 1 && c * kOfWord + 1 < count) store(to + distance, number<1>(v[c], type));
+  }
+}
+
+// `count` numbers of each row, as floats: those at i go to to + i * distance. Fetches what comes behind, too.
 template <class T>
 XLASERVE_INLINE void widen_transposed(const T* const (&rows)[kLanes], int64_t count, float* to, int64_t distance) {
-  constexpr int kOfWord = 4 / sizeof(T);
-  constexpr int64_t kStep = kLanes * kOfWord;
-  for (int64_t i = 0; i < count; i += kStep) {
-    const int64_t rest = count - i;
-    Words v[kLanes];
+  constexpr int64_t kStep = kLanes * 4 / sizeof(T);
+  Words v[kLanes];
+  int64_t i = 0;
+  for (; i + kStep <= count; i += kStep) {
 #pragma GCC unroll 16
     for (int r = 0; r < kLanes; r++) {
-      v[r] = Words{};
-      memcpy(&v[r], rows[r] + i, rest < kStep ? rest * sizeof(T) : sizeof v[r]);
+      v[r] = load_as<Words>(rows[r] + i);
+      __builtin_prefetch(rows[r] + i + count);
     }
-    transpose(v);
-    for (int c = 0; c < kLanes && c * kOfWord < rest; c++, to += kOfWord * distance) {
-      store(to, number<0>(v[c], rows[0]));
-      if (kOfWord > 1 && c * kOfWord + 1 < rest) store(to + distance, number<1>(v[c], rows[0]));
-    }
+    widen_words<T>(v, kStep, to + i * distance, distance);
   }
+  if (i == count) return;
+  for (int r = 0; r < kLanes; r++) {
+    v[r] = Words{};
+    memcpy(&v[r], rows[r] + i, (count - i) * sizeof(T));
+  }
+  widen_words<T>(v, count - i, to + i * distance, distance);
 }
 
 }  // namespace xlaserve
