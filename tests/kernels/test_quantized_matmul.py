@@ -20,7 +20,7 @@ from xlaserve_kernels.quantized_matmul.reference import dequantize_reference, qu
 from tests.kernels.conftest import needs_native
 
 BACKENDS = ("xla", "pallas_tpu_interpret", "pallas_gpu_interpret")
-WITH_NATIVE = (*BACKENDS, pytest.param("cpu_native", marks=needs_native))  # which has w8a8 only
+WITH_NATIVE = (*BACKENDS, pytest.param("cpu_native", marks=needs_native))  # w8a8: what these tests draw
 # (mode, group, inputs): an odd number of groups, and inputs that are no multiple of a tile
 VARIANTS = (
     ("w8a8", None, 576), ("w8a8", 32, 160), ("w8a8", 64, 576), ("w8a16", None, 576),

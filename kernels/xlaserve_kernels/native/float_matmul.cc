@@ -11,11 +11,11 @@
 namespace xlaserve {
 namespace {
 
-constexpr int kVectors = kWide / kLanes;  // of the outputs that int8 weights have side by side
-constexpr int kSums = kLanes == 16 ? 24 : 12;         // vectors that fit into the registers beside what is multiplied
+constexpr int kVectors = kWide / kLanes;       // of the outputs that int8 weights have side by side
+constexpr int kSums = kLanes == 16 ? 24 : 12;  // vectors that fit into the registers beside what is multiplied
 constexpr int kFew = 3, kMany = kLanes == 16 ? 8 : kLanes == 8 ? 6 : 3;  // tokens of a tile
 constexpr int kMostInPlace = kLanes == 16 ? 16 : kFew;  // tokens of a product with int8 that is not widened first
-constexpr int64_t kBlock = 128;  // inputs; a panel of floats is 24 KB, and sums that begin at zero lose less
+constexpr int64_t kBlock = 128;              // inputs; a panel of floats is 24 KB, and sums that begin at zero lose less
 constexpr int64_t kCachedInputs = 48 << 10;  // of the tokens that go along a strip: 192 KB of the second cache
 
 // Floats that no vector of them lies across two lines of the cache, if their number is a multiple of kLanes.
