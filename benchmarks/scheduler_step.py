@@ -14,7 +14,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from benchmarks.host_step import BLOCK_SIZE, FreeRunner
-from xlaserve.cli.engine import calm_garbage_collector
+from xlaserve.cli.memory import calm_garbage_collector
 from xlaserve.core.block_manager import BlockManager, GroupSpec
 from xlaserve.core.request import Request
 from xlaserve.core.scheduler import Scheduler

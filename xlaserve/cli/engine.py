@@ -1,7 +1,5 @@
 """An engine in this process, for the commands that need no server."""
 
-import ctypes
-import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -16,30 +14,6 @@ from xlaserve.cli.options import ENGINE_ERROR, cache_dir
 if TYPE_CHECKING:
     from xlaserve.config import Config
     from xlaserve.engine.service import GenerationService
-
-# Objects made before the collector looks at the young ones. A step makes some for each running request, which die when
-# it has come back: by the default of 700 the collector goes through all requests every few steps, 50 ms with 10,000.
-GC_THRESHOLD = 10_000
-
-
-def give_back_memory() -> None:
-    """Of the start: what jax has traced, where all is compiled, and what the C library keeps of what has been freed.
-
-    glibc returns to the system only the end of a heap, however much is free before it.
-    """
-    import jax
-
-    jax.clear_caches()
-    gc.collect()
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
-        trim(0)
-
-
-def calm_garbage_collector() -> None:
-    """For a process that serves and has started: what is there now stays, and is looked at no more."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(GC_THRESHOLD)
 
 
 @contextmanager

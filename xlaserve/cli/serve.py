@@ -103,7 +103,8 @@ def command(
 def serve(config: "Config") -> None:
     """Returns when asked to stop and all is finished. Raises ConfigError or CheckpointError when it cannot start."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    from xlaserve.cli.engine import calm_garbage_collector, give_back_memory, shut_down
+    from xlaserve.cli.engine import shut_down
+    from xlaserve.cli.memory import calm_garbage_collector, give_back_memory, keep_heaps_small
     from xlaserve.server import wsgi
     from xlaserve.server.admin_access import AdminAccess, read_admin_key
     from xlaserve.server.app import create_app
@@ -113,6 +114,7 @@ def serve(config: "Config") -> None:
     from xlaserve.server.state import ServerState
     from xlaserve.server.workers.workers import Workers
 
+    keep_heaps_small()
     keys = read_keys(config.server.api_keys)
     access = AdminAccess(read_admin_key(config.server, keys.values()), config.server.admin_paths)
     limits = {"max_requests": config.server.max_connections, "max_body": config.server.max_body}

@@ -6,7 +6,7 @@ from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 
 
 @dataclass(frozen=True)
@@ -31,14 +31,16 @@ def rotary_table(positions: Array, rope: RopeConfig, head_dim: int) -> tuple[Arr
     """cos and sin, float32 [T, H / 2], for int32 positions [T]."""
     inv_freq, magnitude = inverse_frequencies(rope, head_dim)
     angles = positions[:, None].astype(jnp.float32) * inv_freq
-    return jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude
+    return lax.optimization_barrier((jnp.cos(angles) * magnitude, jnp.sin(angles) * magnitude))
 
 
 def apply_rotary(x: Array, table: tuple[Array, Array]) -> Array:
-    """Rotates x [T, heads, H] by halves (x[i] with x[i + H/2]), in x's dtype as transformers does."""
-    cos, sin = (part[:, None, :].astype(x.dtype) for part in table)
-    first, second = jnp.split(x, 2, axis=-1)
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    """Rotates x [T, heads, H] by halves (x[i] with x[i + H/2]), in float32, and rounds once: transformers rounds cos,
+    sin and each product to x's dtype, which costs a CPU more than what it computes."""
+    cos, sin = (part[:, None, None, :] for part in table)
+    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
+    turned = halves * cos + jnp.flip(halves, axis=-2) * jnp.concatenate([-sin, sin], axis=-2)
+    return turned.astype(x.dtype).reshape(x.shape)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> tuple[np.ndarray, float]:
