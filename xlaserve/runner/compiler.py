@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding
 from jax.stages import Compiled, Lowered
+from jaxlib.mlir.passmanager import PassManager
 
 from xlaserve.sharding import mesh_of
 
@@ -16,19 +17,36 @@ COMPILER_OPTIONS: dict[str, dict[str, Any]] = {"gpu": {"xla_gpu_dot_merger_thres
 # of 16x8. cuBLASLt chooses when it runs.
 UNMEASURED_OPTIONS = {"gpu": {"xla_gpu_enable_triton_gemm": False}}
 
+# XLA keeps programs as text, with sources a twentieth more; that is the host's memory, and no profile shows them there.
+WITHOUT_SOURCES = ("cpu",)
+
 
 def compile_program(lower: Callable[[], Lowered], sharding: NamedSharding) -> Compiled:
     """`lower`: traces and lowers a program for the devices of `sharding`."""
     options = compiler_options(sharding) or None
     if not is_absent(sharding):
-        return lower().compile(options)
+        lowered = lower()
+        if platform_of(sharding) in WITHOUT_SOURCES:
+            _forget_sources(lowered)
+        return lowered.compile(options)
     with jax.sharding.use_abstract_mesh(sharding.mesh.abstract_mesh):  # tells Pallas the chip
         lowered = lower()
     return lowered.compile(options)
 
 
+def _forget_sources(lowered: Lowered) -> None:
+    """In place: from which lines of Python the instructions come, and their names."""
+    module: Any = lowered.compiler_ir("stablehlo")
+    with module.context:
+        PassManager.parse("builtin.module(strip-debuginfo)").run(module.operation)
+
+
+def platform_of(sharding: NamedSharding) -> str:
+    return mesh_of(sharding).devices.flat[0].platform
+
+
 def compiler_options(sharding: NamedSharding) -> dict[str, Any]:
-    platform = mesh_of(sharding).devices.flat[0].platform
+    platform = platform_of(sharding)
     unmeasured = UNMEASURED_OPTIONS.get(platform, {}) if is_absent(sharding) else {}
     return COMPILER_OPTIONS.get(platform, {}) | unmeasured
 

@@ -47,7 +47,8 @@ def copy_blocks(
 
 
 def _copy_block(array: Array, source: Array, destination: Array) -> Array:
-    return lax.dynamic_update_slice_in_dim(array, lax.dynamic_slice_in_dim(array, source, 1), destination, axis=0)
+    block = lax.dynamic_slice_in_dim(array, source, 1, allow_negative_indices=False)
+    return lax.dynamic_update_slice_in_dim(array, block, destination, axis=0, allow_negative_indices=False)
 
 
 def make_layouts(

@@ -107,27 +107,31 @@ def make_sample(
         rows = jnp.minimum(parts["rows"], last_tokens.shape[0] - 1)
         mine = jax.tree.map(lambda array: array[rows], sampling)
 
-        def with_rules() -> Array:
+        def choose(edited: Array, its_blocks: Blocks) -> tuple[Array, ...]:
+            drawn = draw(edited, its_blocks, mine, positions)
+            tokens = jnp.maximum(drawn.tokens, 0)
+            if processed_logprobs:
+                kept = jnp.where(edited >= drawn.cutoff[:, None], edited / drawn.scale[:, None], -jnp.inf)
+                logprobs = _logprobs(parts["want_logprobs"], kept, in_blocks(kept, rows_per_tile), tokens)
+            else:
+                logprobs = _logprobs(parts["want_logprobs"], logits, blocks, tokens)
+            return drawn.tokens, *logprobs
+
+        def choose_edited() -> tuple[Array, ...]:
             my_rules, my_counts = jax.tree.map(lambda array: _rows_of(array, rows), (rules, counts))
             my_counts = with_drafts(my_counts, parts["drafts"], num_drafts)
-            return edit(logits, mine, my_rules, my_counts, positions, masks)
+            edited = edit(logits, mine, my_rules, my_counts, positions, masks)
+            return choose(edited, in_blocks(edited, rows_per_tile))
 
         has_rules = mine.has_rules & (parts["rows"] != DROPPED)
         any_edit = jnp.any(has_rules) | (parts["has_masks"] != 0)
-        with jax.named_scope("rules"):  # not around what follows too: that would be compiled twice
-            edited = lax.cond(any_edit, with_rules, lambda: logits)
-        drawn = draw(edited, in_blocks(edited, rows_per_tile), mine, positions)
-        tokens = jnp.maximum(drawn.tokens, 0)
-        if processed_logprobs:
-            kept = jnp.where(edited >= drawn.cutoff[:, None], edited / drawn.scale[:, None], -jnp.inf)
-            logprobs = _logprobs(parts["want_logprobs"], kept, in_blocks(kept, rows_per_tile), tokens)
-        else:
-            logprobs = _logprobs(parts["want_logprobs"], logits, blocks, tokens)
+        with jax.named_scope("rules"):
+            tokens, *logprobs = lax.cond(any_edit, choose_edited, lambda: choose(logits, blocks))
         best = blocks.peaks.max(axis=-1)  # of the model's: a NaN shows whether masked or not
-        output = SampleOutput(drawn.tokens, jnp.isfinite(best), *logprobs)
-        counted = has_rules & accepted(parts["drafts"], drawn.tokens) & (drawn.tokens >= 0)
-        counts = counts.at[jnp.where(counted, rows, DROPPED), drawn.tokens].add(1, mode="drop")
-        return output, counts, last_tokens.at[_first_rows(parts)].set(drawn.tokens, mode="drop")
+        output = SampleOutput(tokens, jnp.isfinite(best), *logprobs)
+        counted = has_rules & accepted(parts["drafts"], tokens) & (tokens >= 0)
+        counts = counts.at[jnp.where(counted, rows, DROPPED), tokens].add(1, mode="drop")
+        return output, counts, last_tokens.at[_first_rows(parts)].set(tokens, mode="drop")
 
     return sample_greedy if greedy else sample
 
