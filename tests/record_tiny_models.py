@@ -34,8 +34,8 @@ from tests.tiny_models import (
 SHARDS = {tiny_models.SHARDED: "20KB"}
 
 GREEDY_GAP = 1e-4  # between the best two logits of each step: less may fall either way elsewhere
-# Processors sum in other orders: torch in float32 differs by 2e-5 between AVX2 and AVX-512, and by 4e-5 from float64, in
-# logits of up to 8.
+# Processors sum in other orders: torch in float32 differs by 2e-5 between AVX2 and AVX-512, and by 4e-5 from float64,
+# in logits of up to 8.
 TOLERANCES = {
     ".npz": dict(rtol=0, atol=5e-5),
     GREEDY_FILE.name: dict(rtol=0),
