@@ -1,6 +1,8 @@
 """Quantised matrix products against the plain reference, at ragged edges, for every mode and backend."""
 
 import dataclasses
+import functools
+import re
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +15,7 @@ from xlaserve_kernels.quantized_matmul import (
     interleaved,
     quantize_weight,
     quantized_matmul,
+    quantized_matmuls,
     wants_interleaved,
 )
 from xlaserve_kernels.quantized_matmul.reference import dequantize_reference, quantized_matmul_reference
@@ -72,6 +75,29 @@ def test_native_code(group, inputs, out, num_tokens, out_dtype):
         x, weight, bias = drawn(mode, group, inputs, out, num_tokens)
         assert_close(x, weight, bias, "cpu_native", out_dtype)
         assert_close(x, weight, None, "cpu_native", out_dtype)
+
+
+@needs_native
+@pytest.mark.parametrize(("mode", "group"), [("w8a8", 32), ("w8a8", None), ("w8a16", None)])
+@pytest.mark.parametrize("num_tokens", [1, 5, 40])
+def test_several_weights_are_one_call_of_native_code(mode, group, num_tokens):
+    outputs = (130, 7, 48)
+    x, weights, biases = zip(*(drawn(mode, group, 160, out, num_tokens) for out in outputs), strict=True)
+    if wants_interleaved("cpu_native", mode):
+        weights = [dataclasses.replace(w, values=jnp.asarray(interleaved(np.asarray(w.values)))) for w in weights]
+    biases = (biases[0], None, biases[2])
+    at_once = jax.jit(functools.partial(quantized_matmuls, backend="cpu_native")).lower(x[0], weights, biases)
+    assert len(re.findall(r"custom_call @xlaserve_(int8_)?matmul", at_once.as_text())) == 1
+    for y, weight, bias in zip(at_once.compile()(x[0], weights, biases), weights, biases, strict=True):
+        np.testing.assert_array_equal(y, _multiply(x[0], weight, bias, backend="cpu_native"))
+
+
+def test_weights_that_share_activations_are_of_one_mode():
+    x, weight, _ = drawn("w8a8", 32, 64, 8, 1)
+    others = [_quantize_weight(jnp.ones((8, 64)), mode, group) for mode, group in (("w8a8", 64), ("w8a16", None))]
+    for other in others:
+        with pytest.raises(ValueError, match="weights: must be of one mode and group size, as they share x"):
+            quantized_matmuls(x, [weight, other], [None, None], backend="xla")
 
 
 @needs_native

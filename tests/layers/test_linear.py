@@ -1,6 +1,7 @@
 """Matrix products, at every number of rows where another way of computing begins."""
 
 import contextlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,8 @@ import pytest
 from xlaserve_kernels import native
 
 from xlaserve.layers import linear
+
+PARTS = [(130, True), (6, False), (49, True)]  # outputs, and whether there is a bias
 
 
 @pytest.fixture(params=[False, True], ids=["emulated", "native"])
@@ -41,6 +44,27 @@ def test_native_code_is_exact_to_float32(rows, inputs, outputs, dtype, native_co
     assert ("xlaserve_matmul" in lowered.as_text()) == native_code
     expected = np.asarray(x, np.float64) @ np.asarray(weight, np.float64).T
     np.testing.assert_allclose(lowered.compile()(x, weight), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 40])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_several_products_are_one_call_of_native_code(rows, dtype, native_code, monkeypatch):
+    monkeypatch.setattr(linear, "multiplies_bfloat16", lambda: False)
+    rng = np.random.default_rng(rows)
+
+    def drawn(*shape):
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    x = drawn(rows, 96).at[rows // 2].set(0)
+    parts = tuple(linear.Linear(drawn(out, 96), drawn(out) if biased else None) for out, biased in PARTS)
+    lowered = jax.jit(lambda x, parts: linear.linears(x, parts)).lower(x, parts)
+    assert len(re.findall("custom_call @xlaserve_matmul", lowered.as_text())) == native_code
+    for y, part in zip(lowered.compile()(x, parts), parts, strict=True):
+        assert y.dtype == x.dtype
+        np.testing.assert_array_equal(y, jax.jit(lambda x, part: linear.linear(x, part))(x, part))
+        expected = np.asarray(x, np.float64) @ np.asarray(part.weight, np.float64).T
+        expected += 0 if part.bias is None else np.asarray(part.bias, np.float64)
+        np.testing.assert_allclose(np.asarray(y, np.float64), expected, atol=2e-4 if dtype == "float32" else 0.3)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 39, 40, 41, 128])

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from xlaserve_kernels.quantization import quantize_groups
 from xlaserve_kernels.quantized_matmul import quantize_weight
 
-from xlaserve.layers.linear import Embedding, Linear, embed, linear, project
+from xlaserve.layers.linear import Embedding, Linear, embed, linear, linears, project
 from xlaserve.layers.mlp import MLP, gated_mlp
 from xlaserve.layers.params import ArraySpec, spec_bytes
 from xlaserve.layers.quantized import Quantization, QuantizedArray, plain_specs
@@ -145,6 +145,17 @@ def test_logits_are_float32_whatever_the_hidden_states_are():
     assert logits.dtype == jnp.float32
     expected = product(x, p.weight, None)
     np.testing.assert_allclose(logits, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_a_layer_may_have_some_of_its_weights_quantised():
+    """As checkpoints do that leave out some, and GGUF files that mix ways."""
+    x = jnp.asarray(np.random.default_rng(1).standard_normal((TOKENS, 2 * GROUP), np.float32))
+    plain = Linear(jnp.asarray(np.random.default_rng(2).standard_normal((9, 2 * GROUP), np.float32)))
+    by_token = Linear(QuantizedArray(quantize_weight(plain.weight, "w8a16"), "xla"))
+    by_group = drawn(16, 2 * GROUP, AXES["outputs"], "xla")
+    for parts in ((by_group, plain, by_token), (by_group, by_token), (by_group, by_group)):
+        for y, part in zip(jax.jit(linears)(x, parts), parts, strict=True):
+            np.testing.assert_array_equal(y, jax.jit(linear)(x, part))
 
 
 def test_packed_weights_are_not_shared():

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from xlaserve_kernels.kv_write import kv_write
 from xlaserve_kernels.paged_attention import KVLayout, KVPool, paged_attention
 
-from xlaserve.layers.linear import Linear, linear, linear_spec
+from xlaserve.layers.linear import Linear, linear, linear_spec, linears
 from xlaserve.layers.norm import RMSNorm, norm_spec
 from xlaserve.layers.rotary import apply_rotary
 from xlaserve.sharding import RULES, PartitionSpec
@@ -87,10 +87,8 @@ def self_attention(
 
     With a mesh, each device has a pool of its own, for its heads: the pools are concatenated along their first axis.
     """
-    heads = (x.shape[0], -1, options.head_dim)
-    q = linear(x, p.q_proj).reshape(heads)  # [T, N, H]
-    k = linear(x, p.k_proj).reshape(heads)  # [T, K, H]
-    v = linear(x, p.v_proj).reshape(heads)
+    projected = linears(x, (p.q_proj, p.k_proj, p.v_proj))
+    q, k, v = (y.reshape(x.shape[0], -1, options.head_dim) for y in projected)  # [T, N, H], [T, K, H], [T, K, H]
     if p.q_norm is not None and p.k_norm is not None:
         q, k = norm(q, p.q_norm), norm(k, p.k_norm)
     q, k = apply_rotary(q, rotary), apply_rotary(k, rotary)

@@ -1,5 +1,6 @@
 """Matrix products with weights stored as checkpoints have them, [out, in]."""
 
+from collections.abc import Sequence
 from functools import partial
 
 import flax.struct
@@ -10,7 +11,7 @@ from xlaserve_kernels import native
 from xlaserve_kernels.cpu_features import multiplies_bfloat16
 
 from xlaserve.layers.params import ArraySpec, Axis
-from xlaserve.layers.quantized import QuantizedArray, quantized_logits, quantized_product, quantized_rows
+from xlaserve.layers.quantized import QuantizedArray, quantized_logits, quantized_products, quantized_rows
 
 
 @flax.struct.dataclass
@@ -38,32 +39,44 @@ def embedding_spec(vocab_size: int, hidden_size: int) -> Embedding:
 
 def linear(x: Array, p: Linear) -> Array:
     """x [T, in] -> [T, out] in x's dtype; accumulated in float32, or as the quantised weight says."""
-    if isinstance(p.weight, QuantizedArray):
-        return quantized_product(x, p.weight, p.bias)
-    on_cpu = partial(_product_on_cpu, out_dtype=x.dtype)
-    return lax.platform_dependent(x, p.weight, p.bias, cpu=on_cpu, default=_rounded_within)
+    return linears(x, (p,))[0]
 
 
-def _rounded_within(x: Array, weight: Array, bias: Array | None) -> Array:
+def linears(x: Array, parts: Sequence[Linear]) -> list[Array]:
+    """`linear` of the same x with each. In native code at once: a call takes as long as a token's small product."""
+    if not any(isinstance(p.weight, QuantizedArray) for p in parts):
+        on_cpu = partial(_products_on_cpu, out_dtype=x.dtype)
+        return lax.platform_dependent(x, parts, cpu=on_cpu, default=_rounded_within)
+    quantized = [p.weight for p in parts if isinstance(p.weight, QuantizedArray)]
+    if len(quantized) < len(parts):  # a checkpoint may have left some as they were
+        return [linear(x, p) for p in parts]
+    return quantized_products(x, quantized, [p.bias for p in parts])
+
+
+def _rounded_within(x: Array, parts: Sequence[Linear]) -> list[Array]:
     """Rounded by the product itself: what a GPU's library writes as float32 is not converted by it."""
-    y = jnp.einsum("ti,oi->to", x, weight, preferred_element_type=x.dtype)
-    return y if bias is None else y + bias
+    ys = [jnp.einsum("ti,oi->to", x, p.weight, preferred_element_type=x.dtype) for p in parts]
+    return [y if p.bias is None else y + p.bias for y, p in zip(ys, parts, strict=True)]
 
 
 def project(x: Array, weight: Array | QuantizedArray) -> Array:
     """x [T, in] times weight [out, in] -> float32 [T, out]. Of a weight that devices share, the part that is here."""
     if isinstance(weight, QuantizedArray):
         return quantized_logits(x, weight)
-    on_cpu = partial(_product_on_cpu, bias=None, out_dtype=jnp.float32)
+
+    def on_cpu(x: Array, weight: Array) -> Array:
+        return _products_on_cpu(x, (Linear(weight),), out_dtype=jnp.float32)[0]
+
     return lax.platform_dependent(x, weight, cpu=on_cpu, default=_product)
 
 
-def _product_on_cpu(x: Array, weight: Array, bias: Array | None, *, out_dtype) -> Array:
+def _products_on_cpu(x: Array, parts: Sequence[Linear], *, out_dtype) -> list[Array]:
     emulates = x.dtype == jnp.bfloat16 and not multiplies_bfloat16()
     if _has_native_code() and (x.dtype == jnp.float32 or emulates):
-        return native.matmul(x, weight, bias, out_dtype)
-    y = (_product_in_float32 if emulates else _product)(x, weight).astype(out_dtype)
-    return y if bias is None else y + bias
+        return native.matmuls(x, [native.Factor(p.weight, None, p.bias) for p in parts], out_dtype)
+    product = _product_in_float32 if emulates else _product
+    ys = [product(x, p.weight).astype(out_dtype) for p in parts]
+    return [y if p.bias is None else y + p.bias for y, p in zip(ys, parts, strict=True)]
 
 
 def _has_native_code() -> bool:

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from xlaserve.layers.linear import Linear, linear, linear_spec
+from xlaserve.layers.linear import Linear, linear, linear_spec, linears
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
@@ -30,5 +30,5 @@ def mlp_spec(hidden_size: int, intermediate_size: int, *, bias: bool) -> MLP:
 
 def gated_mlp(x: Array, p: MLP, activation: str) -> Array:
     """x [T, D] -> [T, D]: down(activation(gate(x)) * up(x)), between the products in float32, rounded once."""
-    gate, up = (linear(x, weight).astype(jnp.float32) for weight in (p.gate_proj, p.up_proj))
+    gate, up = (y.astype(jnp.float32) for y in linears(x, (p.gate_proj, p.up_proj)))
     return linear((ACTIVATIONS[activation](gate) * up).astype(x.dtype), p.down_proj)

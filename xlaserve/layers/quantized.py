@@ -1,6 +1,7 @@
 """Weights of fewer bits: a pytree that stands in a layer where an array does, what it is made of, and its products."""
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from xlaserve_kernels.quantized_matmul import (
     SIDE_BY_SIDE,
     QuantizedWeight,
     quantized_matmul,
+    quantized_matmuls,
     wants_interleaved,
 )
 
@@ -132,6 +134,14 @@ def quantized_rows(p: QuantizedArray, index: Array) -> Array:
     taken = values.at[where].get(mode="fill", fill_value=0)
     scales = p.weight.scales.at[index].get(mode="fill", fill_value=0)
     return (taken.astype(jnp.float32) * scales[:, None]).astype(p.dtype)
+
+
+def quantized_products(x: Array, weights: Sequence[QuantizedArray], biases: Sequence[Array | None]) -> list[Array]:
+    """`quantized_product` of the same x with each, which is quantised once where the weights are alike."""
+    alike = {(p.backend, p.sharding, p.weight.mode, p.weight.group_size) for p in weights}
+    if len(alike) == 1 and weights[0].sharding is None:
+        return quantized_matmuls(x, [p.weight for p in weights], biases, backend=weights[0].backend)
+    return [quantized_product(x, p, bias) for p, bias in zip(weights, biases, strict=True)]
 
 
 def quantized_product(x: Array, p: QuantizedArray, bias: Array | None = None) -> Array:

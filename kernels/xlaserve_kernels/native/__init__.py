@@ -1,6 +1,9 @@
 """Kernels in C++ for the CPU, built with the system's compiler and called by XLA (`jax.ffi`)."""
 
 from xlaserve_kernels.native.library import Library, NativeUnavailable, call, default_folder, levels, load, loaded
-from xlaserve_kernels.native.products import matmul
+from xlaserve_kernels.native.products import Factor, int8_matmuls, matmuls
 
-__all__ = ["Library", "NativeUnavailable", "call", "default_folder", "levels", "load", "loaded", "matmul"]
+__all__ = [
+    "Factor", "Library", "NativeUnavailable", "call", "default_folder", "int8_matmuls", "levels", "load", "loaded",
+    "matmuls",
+]  # fmt: skip

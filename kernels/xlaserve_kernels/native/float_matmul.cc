@@ -41,17 +41,18 @@ struct LiveFloats {
 };
 
 template <class T>
-LiveFloats live_floats(const FloatMatmul& m, const T* x) {
+LiveFloats live_floats(const std::vector<FloatMatmul>& matmuls, const T* x) {
+  const int64_t in = matmuls[0].in;
   auto is_zero = [&](int64_t token) {
-    return std::all_of(x + token * m.in, x + (token + 1) * m.in, [](T value) { return xlaserve::is_zero(value); });
+    return std::all_of(x + token * in, x + (token + 1) * in, [](T value) { return xlaserve::is_zero(value); });
   };
-  LiveFloats live{live_tokens(m, is_zero), {}};
+  LiveFloats live{live_tokens(matmuls, is_zero), {}};
   const int64_t tokens = live.tokens.size();
-  live.x.resize(tokens * m.in);
-  for (int64_t start = 0; start < m.in; start += kBlock) {
-    const int64_t size = std::min(kBlock, m.in - start);
+  live.x.resize(tokens * in);
+  for (int64_t start = 0; start < in; start += kBlock) {
+    const int64_t size = std::min(kBlock, in - start);
     for (int64_t token = 0; token < tokens; token++) {
-      const T* from = x + live.tokens[token] * m.in + start;
+      const T* from = x + live.tokens[token] * in + start;
       float* to = live.x.data() + start * tokens + token * size;
       int64_t i = 0;
       for (; i + kLanes <= size; i += kLanes) store(to + i, widen(from + i));
@@ -228,29 +229,30 @@ void multiply_strip(const FloatMatmul& m, const LiveFloats& live, const W* w, in
 }
 
 template <class W>
-void multiply_floats(const FloatMatmul& m, const LiveFloats& live, const W* w, const Parallel& parallel) {
+void multiply_item(const FloatMatmul& m, const LiveFloats& live, const W* w, int64_t output, int64_t end) {
   constexpr bool kIsInt8 = std::is_same_v<W, int8_t>;
   constexpr int kManyWides = kSums / kMany / kVectors;
   const int64_t tokens = live.tokens.size();
-  if (tokens == 0) return;
-  over_strips(m, tokens, parallel, [&](int64_t output, int64_t end) {
-    if (tokens == 1) return multiply_strip<1, 8 / kVectors, kIsInt8>(m, live, w, output, end);
-    if (tokens <= kFew) return multiply_strip<kFew, kSums / kFew / kVectors, kIsInt8>(m, live, w, output, end);
-    if (tokens <= kMostInPlace) return multiply_strip<kMany, kManyWides, kIsInt8>(m, live, w, output, end);
-    multiply_strip<kMany, kManyWides, false>(m, live, w, output, end);
-  });
+  if (tokens == 1) return multiply_strip<1, 8 / kVectors, kIsInt8>(m, live, w, output, end);
+  if (tokens <= kFew) return multiply_strip<kFew, kSums / kFew / kVectors, kIsInt8>(m, live, w, output, end);
+  if (tokens <= kMostInPlace) return multiply_strip<kMany, kManyWides, kIsInt8>(m, live, w, output, end);
+  multiply_strip<kMany, kManyWides, false>(m, live, w, output, end);
 }
 
 }  // namespace
 
-void multiply(const FloatMatmul& m, const Parallel& parallel) {
-  const LiveFloats live = m.x_is_bfloat16 ? live_floats(m, static_cast<const BFloat16*>(m.x))
-                                          : live_floats(m, static_cast<const float*>(m.x));
-  switch (m.w_stored) {
-    case Weights::kFloat32: return multiply_floats(m, live, static_cast<const float*>(m.w), parallel);
-    case Weights::kBFloat16: return multiply_floats(m, live, static_cast<const BFloat16*>(m.w), parallel);
-    case Weights::kInt8: return multiply_floats(m, live, static_cast<const int8_t*>(m.w), parallel);
-  }
+void multiply(const std::vector<FloatMatmul>& matmuls, const Parallel& parallel) {
+  const void* x = matmuls[0].x;
+  const LiveFloats live = matmuls[0].x_is_bfloat16 ? live_floats(matmuls, static_cast<const BFloat16*>(x))
+                                                   : live_floats(matmuls, static_cast<const float*>(x));
+  if (live.tokens.empty()) return;
+  over_strips(matmuls, live.tokens.size(), parallel, [&](const FloatMatmul& m, int64_t output, int64_t end) {
+    switch (m.w_stored) {
+      case Weights::kFloat32: return multiply_item(m, live, static_cast<const float*>(m.w), output, end);
+      case Weights::kBFloat16: return multiply_item(m, live, static_cast<const BFloat16*>(m.w), output, end);
+      case Weights::kInt8: return multiply_item(m, live, static_cast<const int8_t*>(m.w), output, end);
+    }
+  });
 }
 
 }  // namespace xlaserve

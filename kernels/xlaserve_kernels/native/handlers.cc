@@ -76,32 +76,45 @@ ffi::Error attention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer page
 
 bool is_bfloat16(const ffi::AnyBuffer& buffer) { return buffer.element_type() == ffi::DataType::BF16; }
 
-void shape_of(Matmul* m, const ffi::AnyBuffer& x, ffi::AnyBuffer& y) {
-  m->tokens = x.dimensions()[0], m->in = x.dimensions()[1], m->out = y.dimensions()[1];
-  m->y = y.untyped_data(), m->y_is_bfloat16 = is_bfloat16(y);
+// Products of the same x. `weights`: of each its weight, its scales or nothing, its bias or nothing.
+template <class M, class SetWeight>
+ffi::ErrorOr<std::vector<M>> matmuls_of(const ffi::AnyBuffer& x, ffi::RemainingArgs weights, ffi::RemainingRets results,
+                                        const SetWeight& set_weight) {
+  if (weights.size() != 3 * results.size())
+    return ffi::Unexpected(ffi::Error::InvalidArgument("weights: three buffers for each result"));
+  std::vector<M> matmuls(results.size());
+  for (size_t i = 0; i < matmuls.size(); i++) {
+    M& m = matmuls[i];
+    ffi::AnyBuffer y = *results.get<ffi::AnyBuffer>(i).value();
+    m.tokens = x.dimensions()[0], m.in = x.dimensions()[1], m.out = y.dimensions()[1];
+    m.y = y.untyped_data(), m.y_is_bfloat16 = is_bfloat16(y);
+    m.w_scales = or_null<float>(weights.get<ffi::AnyBuffer>(3 * i + 1).value());
+    m.bias = or_null<float>(weights.get<ffi::AnyBuffer>(3 * i + 2).value());
+    set_weight(&m, weights.get<ffi::AnyBuffer>(3 * i).value());
+  }
+  return matmuls;
 }
 
-ffi::Error int8_matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer x_scales, ffi::AnyBuffer w,
-                       ffi::AnyBuffer w_scales, ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y) {
-  Int8Matmul m{};
-  shape_of(&m, x, *y);
-  m.x = or_null<int8_t>(x), m.x_scales = or_null<float>(x_scales);
-  m.w = or_null<int8_t>(w), m.w_scales = or_null<float>(w_scales), m.bias = or_null<float>(bias);
-  m.group = m.in / x_scales.dimensions()[1];
-  multiply(m, on_pool(pool));
+ffi::Error int8_matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer x_scales, ffi::RemainingArgs weights,
+                       ffi::RemainingRets results) {
+  const auto matmuls = matmuls_of<Int8Matmul>(x, weights, results, [&](Int8Matmul* m, const ffi::AnyBuffer& w) {
+    m->x = or_null<int8_t>(x), m->x_scales = or_null<float>(x_scales), m->w = or_null<int8_t>(w);
+    m->group = m->in / x_scales.dimensions()[1];
+  });
+  if (!matmuls.has_value()) return matmuls.error();
+  multiply(matmuls.value(), on_pool(pool));
   return ffi::Error::Success();
 }
 
-ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::AnyBuffer w_scales,
-                  ffi::AnyBuffer bias, ffi::Result<ffi::AnyBuffer> y) {
-  FloatMatmul m{};
-  shape_of(&m, x, *y);
-  m.x = x.untyped_data(), m.x_is_bfloat16 = is_bfloat16(x);
-  m.w = w.untyped_data(), m.w_scales = or_null<float>(w_scales), m.bias = or_null<float>(bias);
-  m.w_stored = w.element_type() == ffi::DataType::S8 ? Weights::kInt8
-               : is_bfloat16(w)                      ? Weights::kBFloat16
-                                                     : Weights::kFloat32;
-  multiply(m, on_pool(pool));
+ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs weights, ffi::RemainingRets results) {
+  const auto matmuls = matmuls_of<FloatMatmul>(x, weights, results, [&](FloatMatmul* m, const ffi::AnyBuffer& w) {
+    m->x = x.untyped_data(), m->x_is_bfloat16 = is_bfloat16(x), m->w = w.untyped_data();
+    m->w_stored = w.element_type() == ffi::DataType::S8 ? Weights::kInt8
+                  : is_bfloat16(w)                      ? Weights::kBFloat16
+                                                        : Weights::kFloat32;
+  });
+  if (!matmuls.has_value()) return matmuls.error();
+  multiply(matmuls.value(), on_pool(pool));
   return ffi::Error::Success();
 }
 
@@ -129,20 +142,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_attention, xlaserve::attention,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_int8_matmul, xlaserve::int8_matmul,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<AnyBuffer>()   // x
-                                  .Arg<AnyBuffer>()   // its scales
-                                  .Arg<AnyBuffer>()   // weight
-                                  .Arg<AnyBuffer>()   // its scales
-                                  .Arg<AnyBuffer>()   // bias, or empty
-                                  .Ret<AnyBuffer>());
+                                  .Arg<AnyBuffer>()  // x
+                                  .Arg<AnyBuffer>()  // its scales
+                                  .RemainingArgs()   // of each product its weight, scales, and bias or empty
+                                  .RemainingRets());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_matmul, xlaserve::matmul,
                               ffi::Ffi::Bind()
                                   .Ctx<ffi::ThreadPool>()
-                                  .Arg<AnyBuffer>()   // x
-                                  .Arg<AnyBuffer>()   // weight
-                                  .Arg<AnyBuffer>()   // its scales, or empty
-                                  .Arg<AnyBuffer>()   // bias, or empty
-                                  .Ret<AnyBuffer>());
+                                  .Arg<AnyBuffer>()  // x
+                                  .RemainingArgs()   // of each product its weight, scales or empty, bias or empty
+                                  .RemainingRets());
 
 #pragma GCC visibility pop

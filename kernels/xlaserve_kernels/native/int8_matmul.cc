@@ -106,12 +106,13 @@ XLASERVE_INLINE void int8_tile(const Int8Matmul& m, const int64_t* tokens, int64
 
 }  // namespace
 
-void multiply(const Int8Matmul& m, const Parallel& parallel) {
-  const auto live = live_tokens(m, [&](int64_t token) {
-    return std::all_of(m.x + token * m.in, m.x + (token + 1) * m.in, [](int8_t value) { return value == 0; });
+void multiply(const std::vector<Int8Matmul>& matmuls, const Parallel& parallel) {
+  const auto live = live_tokens(matmuls, [&first = matmuls[0]](int64_t token) {
+    const int8_t* x = first.x + token * first.in;
+    return std::all_of(x, x + first.in, [](int8_t value) { return value == 0; });
   });
   if (live.empty()) return;
-  over_strips(m, live.size(), parallel, [&](int64_t output, int64_t end) {
+  over_strips(matmuls, live.size(), parallel, [&](const Int8Matmul& m, int64_t output, int64_t end) {
     over_tokens<2>(live.size(), [&](int64_t token, auto n) {
       constexpr int N = decltype(n)::value;
       constexpr int M = N == 1 ? 4 : 2;

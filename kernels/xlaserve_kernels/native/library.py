@@ -16,7 +16,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -100,11 +100,11 @@ def default_folder() -> Path:
     return Path.home() / ".cache" / "xlaserve" / "native"
 
 
-def call(kernel: str, result: jax.ShapeDtypeStruct) -> Callable:
+def call(kernel: str, results: jax.ShapeDtypeStruct | Sequence[jax.ShapeDtypeStruct]) -> Callable:
     """The kernel as a function of arrays and, by name, of numpy scalars. Raises RuntimeError where none are loaded."""
     if _current is None:
         raise RuntimeError("the native kernels are not loaded: call xlaserve_kernels.native.load first")
-    return jax.ffi.ffi_call(_current.target(kernel), result)
+    return jax.ffi.ffi_call(_current.target(kernel), results)
 
 
 def levels() -> tuple[str, ...]:

@@ -1,7 +1,11 @@
 // Matrix products of activations [tokens, in] with weights [out, in], as checkpoints have them: y = x * w^T.
+//
+// Those of the same activations with several weights are one call: they are read once, threads share the outputs of
+// all, and calls by XLA cost more than the products of a token with a small weight.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "parallel.h"
 
@@ -35,9 +39,9 @@ struct FloatMatmul : Matmul {
   const float* w_scales;  // [out], of int8; else null
 };
 
-// Products are summed exactly within a group, those sums in float32.
-void multiply(const Int8Matmul& m, const Parallel& parallel);
-// Products are summed in float32.
-void multiply(const FloatMatmul& m, const Parallel& parallel);
+// One or more, whose x are the same. Products are summed exactly within a group, those sums in float32.
+void multiply(const std::vector<Int8Matmul>& matmuls, const Parallel& parallel);
+// One or more, whose x are the same. Products are summed in float32.
+void multiply(const std::vector<FloatMatmul>& matmuls, const Parallel& parallel);
 
 }  // namespace xlaserve

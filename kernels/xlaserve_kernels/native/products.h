@@ -13,14 +13,23 @@ namespace xlaserve {
 constexpr int64_t kWorkOfAnItem = 1 << 17;  // products, about; of fewer, a thread takes longer to fetch the next
 constexpr int64_t kUnit = 48;               // outputs: strips are made of as many, whatever their size
 
-// Calls strip(first output, end) for all outputs.
-template <class Strip>
-void over_strips(const Matmul& m, int64_t tokens, const Parallel& parallel, const Strip& strip) {
-  const int64_t units = (m.out + kUnit - 1) / kUnit;
-  const int64_t least = std::max<int64_t>(kWorkOfAnItem / (tokens * m.in * kUnit), 1);
+// Calls strip(matmul, first output, end) for all outputs of all matmuls.
+template <class M, class Strip>
+void over_strips(const std::vector<M>& matmuls, int64_t tokens, const Parallel& parallel, const Strip& strip) {
+  struct Item {
+    const M& m;
+    int64_t output, end;
+  };
+  int64_t units = 0;
+  for (const M& m : matmuls) units += (m.out + kUnit - 1) / kUnit;
+  const int64_t least = std::max<int64_t>(kWorkOfAnItem / (tokens * matmuls[0].in * kUnit), 1);
   const int64_t size = std::min(least, (units + 7) / 8) * kUnit;  // for as many threads as there may be
-  const int64_t items = (m.out + size - 1) / size;
-  parallel(items, (items + 1) / 2, [&](int64_t item) { strip(item * size, std::min(m.out, (item + 1) * size)); });
+  std::vector<Item> items;
+  for (const M& m : matmuls)
+    for (int64_t output = 0; output < m.out; output += size)
+      items.push_back({m, output, std::min(m.out, output + size)});
+  const int64_t count = items.size();
+  parallel(count, (count + 1) / 2, [&](int64_t i) { strip(items[i].m, items[i].output, items[i].end); });
 }
 
 // What becomes of the sums of M outputs, of kLanes at most.
@@ -43,17 +52,19 @@ struct Finish {
 };
 
 // The tokens whose inputs are not all zero. Those of padding are, and so cost nothing: their product is the bias.
-template <class IsZero>
-std::vector<int64_t> live_tokens(const Matmul& m, const IsZero& is_zero) {
+template <class M, class IsZero>
+std::vector<int64_t> live_tokens(const std::vector<M>& matmuls, const IsZero& is_zero) {
   std::vector<int64_t> live;
-  for (int64_t token = 0; token < m.tokens; token++) {
+  for (int64_t token = 0; token < matmuls[0].tokens; token++) {
     if (!is_zero(token)) {
       live.push_back(token);
       continue;
     }
-    int64_t output = 0;
-    for (; output + kLanes <= m.out; output += kLanes) Finish<kLanes>(m, nullptr, output).put(token, Floats{});
-    for (; output < m.out; output++) Finish<1>(m, nullptr, output).put(token, Floats{});
+    for (const M& m : matmuls) {
+      int64_t output = 0;
+      for (; output + kLanes <= m.out; output += kLanes) Finish<kLanes>(m, nullptr, output).put(token, Floats{});
+      for (; output < m.out; output++) Finish<1>(m, nullptr, output).put(token, Floats{});
+    }
   }
   return live;
 }

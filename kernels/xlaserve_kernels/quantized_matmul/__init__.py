@@ -1,6 +1,12 @@
 """Matrix products with quantised weights."""
 
-from xlaserve_kernels.quantized_matmul.api import IMPLEMENTATIONS, implements, quantized_matmul, wants_interleaved
+from xlaserve_kernels.quantized_matmul.api import (
+    IMPLEMENTATIONS,
+    implements,
+    quantized_matmul,
+    quantized_matmuls,
+    wants_interleaved,
+)
 from xlaserve_kernels.quantized_matmul.weight import (
     GROUP_SIZES,
     MODES,
@@ -12,5 +18,5 @@ from xlaserve_kernels.quantized_matmul.weight import (
 
 __all__ = [
     "GROUP_SIZES", "IMPLEMENTATIONS", "MODES", "SIDE_BY_SIDE", "QuantizedWeight", "implements", "interleaved",
-    "quantize_weight", "quantized_matmul", "wants_interleaved",
+    "quantize_weight", "quantized_matmul", "quantized_matmuls", "wants_interleaved",
 ]  # fmt: skip

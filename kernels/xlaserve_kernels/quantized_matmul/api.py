@@ -1,6 +1,7 @@
 """Matrix products with quantised weights: argument checks and dispatch to the backend named."""
 
 import functools
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +9,7 @@ from jax import Array
 
 from xlaserve_kernels.checks import expect_shape
 from xlaserve_kernels.quantization import quantize_groups
-from xlaserve_kernels.quantized_matmul.cpu_native import NATIVE_MODES, quantized_matmul_cpu_native
+from xlaserve_kernels.quantized_matmul.cpu_native import NATIVE_MODES, quantized_matmuls_cpu_native
 from xlaserve_kernels.quantized_matmul.pallas_gpu import quantized_matmul_pallas_gpu
 from xlaserve_kernels.quantized_matmul.pallas_tpu import quantized_matmul_pallas_tpu
 from xlaserve_kernels.quantized_matmul.weight import (
@@ -20,13 +21,21 @@ from xlaserve_kernels.quantized_matmul.weight import (
 )
 from xlaserve_kernels.quantized_matmul.xla import quantized_matmul_xla
 
+
+def _one_by_one(multiply: Callable[..., Array]) -> Callable[..., list[Array]]:
+    def multiply_each(x, x_scales, weights, biases, out_dtype) -> list[Array]:
+        return [multiply(x, x_scales, weight, bias, out_dtype) for weight, bias in zip(weights, biases, strict=True)]
+
+    return multiply_each
+
+
 IMPLEMENTATIONS = {
-    "xla": quantized_matmul_xla,
-    "cpu_native": quantized_matmul_cpu_native,
-    "pallas_tpu": quantized_matmul_pallas_tpu,
-    "pallas_tpu_interpret": functools.partial(quantized_matmul_pallas_tpu, interpret=True),
-    "pallas_gpu": quantized_matmul_pallas_gpu,
-    "pallas_gpu_interpret": functools.partial(quantized_matmul_pallas_gpu, interpret=True),
+    "xla": _one_by_one(quantized_matmul_xla),
+    "cpu_native": quantized_matmuls_cpu_native,
+    "pallas_tpu": _one_by_one(quantized_matmul_pallas_tpu),
+    "pallas_tpu_interpret": _one_by_one(functools.partial(quantized_matmul_pallas_tpu, interpret=True)),
+    "pallas_gpu": _one_by_one(quantized_matmul_pallas_gpu),
+    "pallas_gpu_interpret": _one_by_one(functools.partial(quantized_matmul_pallas_gpu, interpret=True)),
 }
 
 
@@ -48,7 +57,19 @@ def quantized_matmul(
     backend: str,
     out_dtype=None,
 ) -> Array:
-    """x [T, in] times the weight [out, in], plus bias [out] -> [T, out].
+    """`quantized_matmuls` of one weight."""
+    return quantized_matmuls(x, [weight], [bias], backend=backend, out_dtype=out_dtype)[0]
+
+
+def quantized_matmuls(
+    x: Array | tuple[Array, Array],
+    weights: Sequence[QuantizedWeight],
+    biases: Sequence[Array | None],
+    *,
+    backend: str,
+    out_dtype=None,
+) -> list[Array]:
+    """x [T, in] times each weight [out, in], plus its bias [out] -> [T, out]. Weights of one mode and group size.
 
     x: float32 or bfloat16; where the mode quantises activations, as is then done here, also a pair as
     `quantize_groups(x, dtype, group_size)` gives. Products of int8 are summed exactly within a group, all else in
@@ -58,22 +79,29 @@ def quantized_matmul(
     """
     if backend not in IMPLEMENTATIONS:
         raise ValueError(f"backend {backend!r}: must be one of {', '.join(IMPLEMENTATIONS)}")
-    check_weight(weight)
-    if (weight.values.ndim == 3) != wants_interleaved(backend, weight.mode):
-        raise ValueError(f"weight.values: must {'not ' * (weight.values.ndim == 3)}be interleaved for {backend}")
     x, x_scales = x if isinstance(x, tuple) else (x, None)
-    _check_x(x, x_scales, weight)
+    for weight, bias in zip(weights, biases, strict=True):
+        _check_product(x, x_scales, weight, bias, backend)
+    if len({(weight.mode, weight.group_size) for weight in weights}) != 1:
+        raise ValueError("weights: must be of one mode and group size, as they share x")
     if out_dtype is None and x_scales is not None:
         raise ValueError("out_dtype: must be given with quantised activations")
     out_dtype = np.dtype(x.dtype if out_dtype is None else out_dtype)
     if out_dtype not in (jnp.float32, jnp.bfloat16):
         raise ValueError(f"out_dtype {out_dtype}: must be float32 or bfloat16")
+    activations = MODES[weights[0].mode].activations
+    if activations is not None and x_scales is None:
+        x, x_scales = quantize_groups(x, activations, weights[0].group_size)
+    return IMPLEMENTATIONS[backend](x, x_scales, weights, biases, out_dtype)
+
+
+def _check_product(x: Array, x_scales: Array | None, weight: QuantizedWeight, bias: Array | None, backend: str) -> None:
+    check_weight(weight)
+    if (weight.values.ndim == 3) != wants_interleaved(backend, weight.mode):
+        raise ValueError(f"weight.values: must {'not ' * (weight.values.ndim == 3)}be interleaved for {backend}")
+    _check_x(x, x_scales, weight)
     if bias is not None and bias.shape != (weight.out_features,):
         raise ValueError(f"bias has shape {list(bias.shape)}: must be [{weight.out_features}]")
-    activations = MODES[weight.mode].activations
-    if activations is not None and x_scales is None:
-        x, x_scales = quantize_groups(x, activations, weight.group_size)
-    return IMPLEMENTATIONS[backend](x, x_scales, weight, bias, out_dtype)
 
 
 def check_weight(weight: QuantizedWeight) -> None:
