@@ -27,7 +27,7 @@ def native_code(request, monkeypatch):
             native.load(native.default_folder())
         if native.loaded() is None:
             pytest.skip("there is no C++ compiler")
-    monkeypatch.setattr(linear, "_has_native_code", lambda: request.param)
+    monkeypatch.setattr(native, "is_usable", lambda: request.param)
     return request.param
 
 
@@ -80,7 +80,7 @@ def test_products_are_exact_to_float32(rows, dtype, native_bfloat16):
 
 @pytest.mark.parametrize(("platform", "widened"), [("cpu", True), ("tpu", False), ("cuda", False)])
 def test_weights_are_widened_on_processors_without_bfloat16_only(platform, widened, native_bfloat16, monkeypatch):
-    monkeypatch.setattr(linear, "_has_native_code", lambda: False)
+    monkeypatch.setattr(native, "is_usable", lambda: False)
     x, weight = jnp.ones((40, 96), jnp.bfloat16), jnp.ones((24, 96), jnp.bfloat16)
     lowered = jax.jit(lambda x, weight: linear.project(x, weight)).trace(x, weight)
     text = lowered.lower(lowering_platforms=(platform,)).as_text()

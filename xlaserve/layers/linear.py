@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from functools import partial
 
 import flax.struct
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from xlaserve_kernels import native
@@ -72,16 +71,11 @@ def project(x: Array, weight: Array | QuantizedArray) -> Array:
 
 def _products_on_cpu(x: Array, parts: Sequence[Linear], *, out_dtype) -> list[Array]:
     emulates = x.dtype == jnp.bfloat16 and not multiplies_bfloat16()
-    if _has_native_code() and (x.dtype == jnp.float32 or emulates):
+    if native.is_usable() and (x.dtype == jnp.float32 or emulates):
         return native.matmuls(x, [native.Factor(p.weight, None, p.bias) for p in parts], out_dtype)
     product = _product_in_float32 if emulates else _product
     ys = [product(x, p.weight).astype(out_dtype) for p in parts]
     return [y if p.bias is None else y + p.bias for y, p in zip(ys, parts, strict=True)]
-
-
-def _has_native_code() -> bool:
-    """Which several devices cannot share: XLA does not know how it could be cut."""
-    return native.loaded() is not None and jax.device_count() == 1
 
 
 def _product(x: Array, weight: Array) -> Array:

@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "matmul.h"
+#include "norm.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -118,6 +119,16 @@ ffi::Error matmul(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::RemainingArgs wei
   return ffi::Error::Success();
 }
 
+ffi::Error rms_norm(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::AnyBuffer weight, ffi::Result<ffi::AnyBuffer> y,
+                    float eps, bool unit_offset) {
+  RmsNorm n{};
+  n.size = weight.element_count(), n.rows = x.element_count() / n.size;
+  n.x = x.untyped_data(), n.weight = weight.untyped_data(), n.y = y->untyped_data();
+  n.is_bfloat16 = is_bfloat16(x), n.eps = eps, n.unit_offset = unit_offset;
+  normalize(n, on_pool(pool));
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace xlaserve
 
@@ -153,5 +164,14 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_matmul, xlaserve::matmul,
                                   .Arg<AnyBuffer>()  // x
                                   .RemainingArgs()   // of each product its weight, scales or empty, bias or empty
                                   .RemainingRets());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(xlaserve_rms_norm, xlaserve::rms_norm,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<AnyBuffer>()  // x
+                                  .Arg<AnyBuffer>()  // weight
+                                  .Ret<AnyBuffer>()
+                                  .Attr<float>("eps")
+                                  .Attr<bool>("unit_offset"));
 
 #pragma GCC visibility pop

@@ -29,7 +29,7 @@ COMPILERS = ("c++", "g++", "clang++")
 _FOLDER = Path(__file__).parent
 _OPTIONS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden")
 _TIMEOUT = 300.0  # seconds; it takes about ten
-_HANDLERS = ("attention", "int8_matmul", "matmul")
+_HANDLERS = ("attention", "int8_matmul", "matmul", "rms_norm")
 _DIGEST_SIZE = 32  # bytes
 
 
@@ -77,6 +77,12 @@ _current: Library | None = None
 def loaded() -> Library | None:
     """The library that kernels use from now on, if there is one."""
     return _current
+
+
+def is_usable() -> bool:
+    """Whether layers may call the kernels: not where several devices share arrays, as XLA does not know how to cut what
+    it cannot look into."""
+    return _current is not None and jax.device_count() == 1
 
 
 def load(folder: Path, level: str = "auto") -> Library:
