@@ -43,19 +43,21 @@ def linear(x: Array, p: Linear) -> Array:
 
 def linears(x: Array, parts: Sequence[Linear]) -> list[Array]:
     """`linear` of the same x with each. In native code at once: a call takes as long as a token's small product."""
-    if not any(isinstance(p.weight, QuantizedArray) for p in parts):
-        on_cpu = partial(_products_on_cpu, out_dtype=x.dtype)
-        return lax.platform_dependent(x, parts, cpu=on_cpu, default=_rounded_within)
+    biases = [p.bias for p in parts]
     quantized = [p.weight for p in parts if isinstance(p.weight, QuantizedArray)]
-    if len(quantized) < len(parts):  # a checkpoint may have left some as they were
+    plain = [p.weight for p in parts if not isinstance(p.weight, QuantizedArray)]
+    if quantized and plain:  # a checkpoint may have left some as they were
         return [linear(x, p) for p in parts]
-    return quantized_products(x, quantized, [p.bias for p in parts])
+    if quantized:
+        return quantized_products(x, quantized, biases)
+    on_cpu = partial(_products_on_cpu, out_dtype=x.dtype)
+    return lax.platform_dependent(x, plain, biases, cpu=on_cpu, default=_rounded_within)
 
 
-def _rounded_within(x: Array, parts: Sequence[Linear]) -> list[Array]:
+def _rounded_within(x: Array, weights: Sequence[Array], biases: Sequence[Array | None]) -> list[Array]:
     """Rounded by the product itself: what a GPU's library writes as float32 is not converted by it."""
-    ys = [jnp.einsum("ti,oi->to", x, p.weight, preferred_element_type=x.dtype) for p in parts]
-    return [y if p.bias is None else y + p.bias for y, p in zip(ys, parts, strict=True)]
+    ys = [jnp.einsum("ti,oi->to", x, weight, preferred_element_type=x.dtype) for weight in weights]
+    return [y if bias is None else y + bias for y, bias in zip(ys, biases, strict=True)]
 
 
 def project(x: Array, weight: Array | QuantizedArray) -> Array:
@@ -64,18 +66,19 @@ def project(x: Array, weight: Array | QuantizedArray) -> Array:
         return quantized_logits(x, weight)
 
     def on_cpu(x: Array, weight: Array) -> Array:
-        return _products_on_cpu(x, (Linear(weight),), out_dtype=jnp.float32)[0]
+        return _products_on_cpu(x, [weight], [None], out_dtype=jnp.float32)[0]
 
     return lax.platform_dependent(x, weight, cpu=on_cpu, default=_product)
 
 
-def _products_on_cpu(x: Array, parts: Sequence[Linear], *, out_dtype) -> list[Array]:
+def _products_on_cpu(x: Array, weights: Sequence[Array], biases: Sequence[Array | None], *, out_dtype) -> list[Array]:
     emulates = x.dtype == jnp.bfloat16 and not multiplies_bfloat16()
     if native.is_usable() and (x.dtype == jnp.float32 or emulates):
-        return native.matmuls(x, [native.Factor(p.weight, None, p.bias) for p in parts], out_dtype)
+        factors = [native.Factor(weight, None, bias) for weight, bias in zip(weights, biases, strict=True)]
+        return native.matmuls(x, factors, out_dtype)
     product = _product_in_float32 if emulates else _product
-    ys = [product(x, p.weight).astype(out_dtype) for p in parts]
-    return [y if p.bias is None else y + p.bias for y, p in zip(ys, parts, strict=True)]
+    ys = [product(x, weight).astype(out_dtype) for weight in weights]
+    return [y if bias is None else y + bias for y, bias in zip(ys, biases, strict=True)]
 
 
 def _product(x: Array, weight: Array) -> Array:
