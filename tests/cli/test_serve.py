@@ -18,6 +18,8 @@ import pytest
 from tests.server.filing import form
 from tests.server.harness import wait_until
 
+PATIENCE = 60  # seconds for what should take a moment, on a machine that is busy with more
+
 
 @contextmanager
 def serving(*arguments: str, script: str = "hello", step_seconds: float = 0.0, load_seconds: float = 0.0):
@@ -49,7 +51,7 @@ def request(
     body: dict | bytes | None = None,
     headers: dict[str, str] | None = None,
 ) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port_of(process), timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port_of(process), timeout=PATIENCE)
     try:
         data = body if isinstance(body, bytes) else json.dumps(body)
         connection.request(method, path, data, {"Content-Type": "application/json"} | (headers or {}))
@@ -105,7 +107,7 @@ def running_stream(process: subprocess.Popen):
 
     thread = threading.Thread(target=read)
     thread.start()
-    assert started.wait(10)
+    assert started.wait(PATIENCE)
     yield events
     thread.join(10)
     assert not thread.is_alive()
@@ -135,10 +137,8 @@ def test_an_api_key_is_asked_for_and_not_shown(how, monkeypatch):
 def test_a_taken_port_is_told_at_once():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        started = time.monotonic()
-        with serving("--port", port, load_seconds=60) as process:
-            assert process.wait(10) == 2
-            assert time.monotonic() - started < 5
+        with serving("--port", port, load_seconds=600) as process:
+            assert process.wait(PATIENCE) == 2  # before anything is loaded
             message = process.stderr.read()
             assert f"127.0.0.1:{port}" in message
             assert re.search("in use", message)
@@ -146,12 +146,12 @@ def test_a_taken_port_is_told_at_once():
 
 
 def test_report_86_the_port_answers_503_while_loading_and_a_signal_ends_that():
-    with serving(load_seconds=60) as process:
+    with serving(load_seconds=600) as process:
         wait_for(process, "loading a toy")
         assert request(process, "GET", "/health")[0] == 503
         assert json.loads(request(process, "GET", "/ready")[1])["step"] == "loading a toy"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 @pytest.mark.parametrize(("number", "workers"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGTERM, 1)])
@@ -164,7 +164,7 @@ def test_report_86_a_signal_lets_running_requests_finish(number, workers):
             assert request(process, "POST", "/v1/completions", STREAM)[0] == 503
         assert b"data: [DONE]\n" in events
         assert not any(b'"error"' in event for event in events)
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_report_86_a_second_signal_ends_at_once():
@@ -208,7 +208,7 @@ def test_report_86_a_signal_is_not_kept_waiting_by_what_compiles():
     with serving("--set", "compile.serve_early=true") as process:
         wait_for_status(process, 200)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(5) == 0
+        assert process.wait(PATIENCE) == 0
 
 
 def test_a_restart_at_once_gets_the_port_again():
@@ -216,7 +216,7 @@ def test_a_restart_at_once_gets_the_port_again():
         wait_for_status(first, 200)
         request(first, "POST", "/v1/completions", {"model": "toy", "prompt": "hi"})
         first.kill()
-        first.wait(5)
+        first.wait(PATIENCE)
         with serving("--port", str(port_of(first))) as second:
             wait_for(second, "Serving")
 
@@ -238,7 +238,7 @@ def test_a_batch_goes_on_after_the_server_has_ended(tmp_path, number):
         path = f"/v1/batches/{json.loads(request(first, 'POST', '/v1/batches', asked)[1])['id']}"
         assert wait_until(lambda: look(first)["request_counts"]["completed"] >= 4, 20)
         first.send_signal(number)
-        assert first.wait(10) == (0 if number == signal.SIGTERM else -number)
+        assert first.wait(PATIENCE) == (0 if number == signal.SIGTERM else -number)
     with serving("--files-dir", folder, script="x" * 20) as second:
         wait_for(second, "Serving")
         assert wait_until(lambda: look(second)["status"] == "completed", 20)
@@ -247,13 +247,13 @@ def test_a_batch_goes_on_after_the_server_has_ended(tmp_path, number):
         results = request(second, "GET", f"/v1/files/{batch['output_file_id']}/content")[1].splitlines()
         assert sorted(int(json.loads(result)["custom_id"]) for result in results) == list(range(40))
         with serving("--files-dir", folder) as third:
-            assert third.wait(10) == 2
+            assert third.wait(PATIENCE) == 2
             assert "another server uses it" in third.stderr.read()
 
 
 def test_a_broken_checkpoint_ends_the_server_with_its_message():
     with serving("--model", "broken") as process:
-        assert process.wait(10) == 2
+        assert process.wait(PATIENCE) == 2
         message = process.stderr.read()
         assert "Error: broken/model.safetensors: has 5 bytes; expected 8" in message
         assert "Traceback" not in message
@@ -261,5 +261,5 @@ def test_a_broken_checkpoint_ends_the_server_with_its_message():
 
 def test_a_config_given_twice_is_refused():
     with serving("a.yaml", "--config", "b.yaml") as process:
-        assert process.wait(10) == 2
+        assert process.wait(PATIENCE) == 2
         assert "twice" in process.stderr.read()

@@ -2,7 +2,6 @@
 
 import itertools
 import threading
-import time
 
 import pytest
 
@@ -139,9 +138,7 @@ def wait_until_idle(service) -> None:
 def test_a_timeout_counts_over_the_whole_and_leaves_the_best_so_far(make):
     service, _ = make(step_seconds=0.02)
     scheduling = SchedulingParams(timeout=0.2)
-    started = time.monotonic()
     answers = collect(Generations(service, [[65]], BEAMS, "a", scheduling=scheduling))
-    assert time.monotonic() - started < 5  # and not for ever, each step in time
     assert {(answer.finish_reason, answer.stop_reason) for answer in answers} == {("length", "timeout")}
     assert all(0 < len(answer.token_ids) < 30 for answer in answers)
     assert [answer.score for answer in answers] == sorted((answer.score for answer in answers), reverse=True)

@@ -330,11 +330,11 @@ def test_report_82_a_grammar_that_compiles_for_ever_is_given_up_and_remembered(m
     start = time.monotonic()
     with pytest.raises(InvalidRequest, match="takes longer than"):
         compiler.constraint(endless)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 30
     start = time.monotonic()
     with pytest.raises(InvalidRequest, match="takes longer than"):
         compiler.constraint(endless)
-    assert time.monotonic() - start < 0.2
+    assert time.monotonic() - start < 0.7
 
 
 def test_no_turn_to_compile_is_told_as_overload(monkeypatch):

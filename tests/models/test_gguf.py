@@ -23,7 +23,7 @@ def expect_refusal(file, *words):
     started = time.monotonic()
     with pytest.raises(CheckpointError) as refusal:
         GGUFFile(file)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
     for word in (file, *words):
         assert str(word) in str(refusal.value)
 

@@ -33,7 +33,7 @@ def expect_refusal(folder, *words):
     started = time.monotonic()
     with pytest.raises(CheckpointError) as refusal:
         SafetensorsFolder(folder)
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 20
     for word in words:
         assert str(word) in str(refusal.value)
 
